@@ -1,0 +1,37 @@
+"""Differentially private variational inference for NumPyro models."""
+
+from dpvim.family import FAMILIES
+from dpvim.fitting import Fit, fit, fit_nonprivate
+from dpvim.plan import PrivacyPlan
+from dpvim.posterior import Posterior
+from dpvim.statement import PrivacyStatement
+from dpvim.svi import DPSVI
+from dpvim.trace import Trace
+from dpvim.types import (
+    BudgetExceededError,
+    ModelError,
+    NotForReleaseWarning,
+    PrivacyWarning,
+    Relation,
+)
+from dpvim.variants import VARIANTS
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "DPSVI",
+    "FAMILIES",
+    "VARIANTS",
+    "BudgetExceededError",
+    "Fit",
+    "ModelError",
+    "NotForReleaseWarning",
+    "Posterior",
+    "PrivacyPlan",
+    "PrivacyStatement",
+    "PrivacyWarning",
+    "Relation",
+    "Trace",
+    "fit",
+    "fit_nonprivate",
+]

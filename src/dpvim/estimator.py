@@ -1,0 +1,73 @@
+r"""One DP estimate of the ELBO's gradient, whatever the variant and the family.
+
+.. code-block:: text
+
+    eta ~ base                 one shared draw a step
+    theta = probe(xi, eta)     where the likelihood's gradient is taken
+    S = sum_x min(1, C/|E g_x|) E g_x          the only line that sees data
+    R = S + noise                              the only thing that is released
+    step = decode(R / (q N)) with free = grad_xi [log p(theta) + H(q)] / N
+
+Prior and entropy do not depend on the data, so they are added after the noise: never clipped,
+subsampled or noised. (The paper keeps their 1/N share inside the clip for some variants. The
+difference is O(1/N), and outside it is exact.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from jaxtyping import Array, Float
+
+from dpvim.family import Family, Params
+from dpvim.mechanism import Likelihood
+from dpvim.plan import Plan
+from dpvim.types import Latent, LogPrior, Mask, Record, Scalar
+from dpvim.variants import Variant
+
+
+class Problem(NamedTuple):
+    """What is fitted: a likelihood over records and a log prior, both of the flat latent."""
+
+    dim: int
+    likelihood: Likelihood
+    log_prior: LogPrior
+
+
+class Estimator(NamedTuple):
+    """The two sides of a release.
+
+    Attributes:
+        probe: ``(params, eta) -> latent``, the point at which the gradient is taken.
+        encoded_sum: ``(params, eta, batch, is_padding) -> S``; sees data, must not be published.
+        direction: ``(params, eta, release) ->`` ascent direction of ELBO / N; sees no data.
+    """
+
+    probe: Callable[[Params, Array], Latent]
+    encoded_sum: Callable[[Params, Array, Record, Mask], Float[Array, " r"]]
+    direction: Callable[[Params, Array, Float[Array, " r"]], Params]
+
+
+def make_estimator(problem: Problem, family: Family, variant: Variant, plan: Plan) -> Estimator:
+    """Put a problem, a family, a variant and a plan together."""
+    probe = family.reparametrise
+
+    def encoded_sum(
+        params: Params, eta: Array, batch: Record, is_padding: Mask
+    ) -> Float[Array, " r"]:
+        total = problem.likelihood.clipped_sum(
+            probe(params, eta), variant.weights(params, eta), batch, is_padding, plan.clip_norm
+        )
+        return variant.encode(params, eta, total)
+
+    def free_terms(params: Params, eta: Array) -> Scalar:
+        latent = family.reparametrise(params, eta)
+        return (problem.log_prior(latent) + family.entropy(params)) / plan.num_examples
+
+    def direction(params: Params, eta: Array, release: Float[Array, " r"]) -> Params:
+        free = jax.grad(free_terms)(params, eta)
+        return variant.decode(params, eta, release / plan.expected_batch_size, free)
+
+    return Estimator(probe, encoded_sum, direction)

@@ -1,0 +1,111 @@
+"""The Adult data as the paper's logistic regression takes them: 96 columns with the intercept."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas as pd
+
+_COLUMNS = [
+    "age",
+    "workclass",
+    "fnlwgt",
+    "education",
+    "education_num",
+    "marital_status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "capital_gain",
+    "capital_loss",
+    "hours_per_week",
+    "native_country",
+    "income",
+]
+_CONTINUOUS = ["age", "fnlwgt", "capital_gain", "capital_loss", "hours_per_week"]
+# education_num says the same as education.
+_DROPPED = ["education_num"]
+
+
+class Adult(NamedTuple):
+    """Design matrices and outcomes (income above 50 000), training and test part."""
+
+    X: np.ndarray
+    y: np.ndarray
+    X_test: np.ndarray
+    y_test: np.ndarray
+    columns: list[str]
+
+
+def find() -> Path | None:
+    """The folder with adult.data and adult.test, by the variable DPVIM_DATA; None if not there."""
+    folder = Path(os.environ.get("DPVIM_DATA", "data")) / "adult"
+    return folder if (folder / "adult.data").exists() else None
+
+
+def load() -> Adult:
+    """Read and encode both parts: rows without missing values, most frequent level dropped,
+    continuous columns standardised, a column of ones at the end."""
+    folder = find()
+    if folder is None:
+        raise FileNotFoundError(
+            "the Adult data were not found: expected the folder adult/ with adult.data and "
+            "adult.test (UCI Machine Learning Repository, data set 2) in the folder that the "
+            "environment variable DPVIM_DATA names."
+        )
+    train, test = (_read(folder / name) for name in ("adult.data", "adult.test"))
+    categorical = [c for c in train.columns if c not in [*_CONTINUOUS, "income"]]
+    blocks: list[tuple[list[str], np.ndarray, np.ndarray]] = []
+    for column in _CONTINUOUS:
+        parts = [_standardise(part[column].to_numpy(float)) for part in (train, test)]
+        blocks.append(([column], parts[0][:, None], parts[1][:, None]))
+    for column in categorical:
+        counts = train[column].value_counts()
+        levels = [level for level in sorted(counts.index) if level != counts.idxmax()]
+        names = [f"{column}={level}" for level in levels]
+        parts = [
+            (part[column].to_numpy()[:, None] == np.array(levels)).astype(float)
+            for part in (train, test)
+        ]
+        blocks.append((names, parts[0], parts[1]))
+    blocks.append((["intercept"], np.ones((len(train), 1)), np.ones((len(test), 1))))
+    return Adult(
+        X=np.concatenate([block[1] for block in blocks], axis=1).astype(np.float32),
+        y=_outcome(train),
+        X_test=np.concatenate([block[2] for block in blocks], axis=1).astype(np.float32),
+        y_test=_outcome(test),
+        columns=[name for block in blocks for name in block[0]],
+    )
+
+
+def model(X: Any, y: Any = None) -> None:
+    """Logistic regression with standard normal coefficients (appendix G.2 of the paper)."""
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def accuracy(adult: Adult, loc: np.ndarray) -> float:
+    """Share of the test part that the means classify rightly."""
+    return float(np.mean((adult.X_test @ loc > 0) == (adult.y_test == 1)))
+
+
+def _read(path: Path) -> pd.DataFrame:
+    table = pd.read_csv(
+        path, header=None, names=_COLUMNS, na_values="?", skipinitialspace=True, comment="|"
+    )
+    return table.dropna().drop(columns=_DROPPED)
+
+
+def _standardise(values: np.ndarray) -> np.ndarray:
+    return (values - values.mean()) / values.std()
+
+
+def _outcome(table: pd.DataFrame) -> np.ndarray:
+    return table["income"].str.startswith(">50K").to_numpy().astype(np.int32)

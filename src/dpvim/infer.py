@@ -1,0 +1,309 @@
+"""init, step, run: the optimisation loop over plain functions.
+
+Randomness that protects privacy is drawn on the host, a chunk of steps at a time, by a background
+thread while the previous chunk runs; a chunk is one compiled loop. Nothing here knows NumPyro.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int
+
+from dpvim.estimator import Estimator, Problem, make_estimator
+from dpvim.family import Family, Params
+from dpvim.mechanism import add_noise
+from dpvim.noise import GaussianNoise
+from dpvim.plan import Plan
+from dpvim.progress import ProgressBar
+from dpvim.randomness import SecretStreams
+from dpvim.sampling import Batches, PoissonSampler
+from dpvim.trace import Trace
+from dpvim.types import BudgetExceededError, Mask, Record
+from dpvim.variants import Variant
+
+# A chunk is as long as takes about this long to run: short enough for Ctrl-C and the progress
+# bar, long enough that the way to and from Python does not show.
+_CHUNK_SECONDS = 0.5
+_CHUNK_BYTES = 64 * 2**20
+_LONGEST_CHUNK = 4096
+_FIRST_CHUNK = 16
+
+
+class State(NamedTuple):
+    """What the next step needs. All of it is a DP output or public."""
+
+    params: Params
+    opt_state: optax.OptState
+    key: Array
+    step: Int[Array, ""]
+
+
+class Info(NamedTuple):
+    """What a step gave away, and at which point: differentially private numbers only."""
+
+    latent: Float[Array, " d"]
+    release: Float[Array, " r"]
+
+
+class Engine(NamedTuple):
+    """A fit ready to run.
+
+    Attributes:
+        family, variant, plan: What it was made from.
+        init: ``(key, loc, scale) -> State``.
+        step: ``(state, eta, batch, is_padding, noise) -> (State, Info)``, pure.
+    """
+
+    family: Family
+    variant: Variant
+    plan: Plan
+    init: Callable[[Array, Array, float], State]
+    step: Callable[[State, Array, Record, Mask, Array], tuple[State, Info]]
+
+
+class Run(NamedTuple):
+    """Where a run ended. `interrupted` tells that it was stopped before its last step."""
+
+    state: State
+    trace: Trace
+    interrupted: bool
+
+
+def make_engine(
+    problem: Problem,
+    family: Family,
+    variant: Variant,
+    optimizer: optax.GradientTransformation,
+    plan: Plan,
+) -> Engine:
+    """Compose problem, family, variant, optimiser and plan."""
+    estimator: Estimator = make_estimator(problem, family, variant, plan)
+
+    def init(key: Array, loc: Array, scale: float) -> State:
+        params = family.init(loc, scale)
+        return State(params, optimizer.init(params), key, jnp.zeros((), jnp.int32))
+
+    def step(
+        state: State, eta: Array, batch: Record, is_padding: Mask, noise: Array
+    ) -> tuple[State, Info]:
+        params = state.params
+        encoded = estimator.encoded_sum(params, eta, batch, is_padding)
+        release = add_noise(encoded, noise)
+        ascent = estimator.direction(params, eta, release)
+        descent = jax.tree.map(jnp.negative, ascent)
+        updates, opt_state = optimizer.update(descent, state.opt_state, params)
+        params = optax.apply_updates(params, updates)
+        info = Info(estimator.probe(state.params, eta), release)
+        return State(params, opt_state, state.key, state.step + 1), info
+
+    return Engine(family, variant, plan, init, step)
+
+
+class Supply:
+    """The host's side of a run: batches and noise for the next steps, in order."""
+
+    def __init__(self, engine: Engine, num_rows: int, streams: SecretStreams) -> None:
+        plan = engine.plan
+        self.takes_all = plan.sampling_prob == 1
+        self.batch_size = num_rows if self.takes_all else plan.max_batch_size
+        self._num_rows = num_rows
+        self._sampler = PoissonSampler(
+            streams,
+            num_rows=num_rows,
+            sampling_prob=plan.sampling_prob,
+            max_batch_size=plan.max_batch_size,
+        )
+        self._noise = GaussianNoise(
+            streams, stddev=plan.noise_stddev, size=engine.variant.num_released
+        )
+
+    def draw(self, num_steps: int, capacity: int) -> tuple[Batches, np.ndarray]:
+        """`num_steps` steps' worth, padded with zeros to `capacity` steps."""
+        if self.takes_all:
+            # Every row, every step: no row numbers are needed.
+            sizes = np.full(num_steps, self._num_rows, np.int32)
+            batches = Batches(np.zeros((num_steps, 0), np.int32), sizes)
+        else:
+            batches = self._sampler.draw(num_steps)
+        drawn = (batches, self._noise.draw(num_steps))
+        return jax.tree.map(
+            lambda a: np.pad(a, [(0, capacity - num_steps)] + [(0, 0)] * (a.ndim - 1)), drawn
+        )
+
+
+def eta_for(engine: Engine, key: Array, step: Int[Array, ""]) -> Array:
+    """The shared draw of a step; it depends on the key and the step's number alone."""
+    return engine.family.base_draw(jax.random.fold_in(key, step))
+
+
+def select_batch(
+    data: Record, rows: Int[Array, " batch"], size: Int[Array, ""]
+) -> tuple[Record, Mask]:
+    """Rows of the data and which of them are padding; no row numbers means all rows."""
+    if rows.shape[0] == 0:
+        return data, jnp.arange(num_rows_of(data)) >= size
+    batch = jax.tree.map(lambda leaf: leaf[rows], data)
+    return batch, jnp.arange(rows.shape[0]) >= size
+
+
+def num_rows_of(data: Record) -> int:
+    """Length of the common leading axis."""
+    return int(jax.tree.leaves(data)[0].shape[0])
+
+
+def run(
+    engine: Engine,
+    state: State,
+    data: Record,
+    *,
+    num_steps: int,
+    streams: SecretStreams,
+    trace_every: int,
+    progress: bool = False,
+) -> Run:
+    """Take `num_steps` steps from `state`.
+
+    Ctrl-C stops between two chunks; what was released until then is returned.
+
+    Guarantees:
+        Takes no step that the plan does not pay for. The result does not depend on how the steps
+        are cut into chunks.
+    """
+    first = int(state.step)
+    if first + num_steps > engine.plan.num_steps:
+        raise BudgetExceededError(
+            f"{num_steps} steps from step {first} on: the plan pays for {engine.plan.num_steps} "
+            "in all. Ask for fewer, or make a plan for more."
+        )
+    supply = Supply(engine, num_rows_of(data), streams)
+    capacity = _chunk_capacity(engine, supply.batch_size, trace_every, num_steps)
+    run_chunk = jax.jit(functools.partial(_run_chunk, engine))
+    steps, snapshots = [first], [_one_snapshot(state.params)]
+    done, pace = 0, _Pace(capacity)
+
+    with (
+        ProgressBar(num_steps, show=progress) as bar,
+        ThreadPoolExecutor(1, "dpvim-supply") as background,
+        _stop_on_interrupt() as stopped,
+    ):
+        length = min(pace.next_length(), num_steps)
+        drawing = background.submit(supply.draw, length, capacity)
+        while done < num_steps and not stopped():
+            (batches, noise), this_length = drawing.result(), length
+            length = min(pace.next_length(), num_steps - done - this_length)
+            if length > 0:
+                drawing = background.submit(supply.draw, length, capacity)
+            start = first + done
+            ends, is_snapshot = _segments(start, this_length, trace_every, first + num_steps)
+            bounds = np.full(capacity // trace_every + 3, this_length, np.int32)
+            bounds[: len(ends) + 1] = [0, *(end - start for end in ends)]
+            began = time.perf_counter()
+            state, seen = jax.block_until_ready(run_chunk(state, data, batches, noise, bounds))
+            pace.record(this_length, time.perf_counter() - began)
+            done += this_length
+            kept = np.flatnonzero(is_snapshot)
+            steps += [ends[i] for i in kept]
+            snapshots.append(jax.tree.map(lambda leaf, at=kept: np.asarray(leaf)[at], seen))
+            bar.advance(this_length)
+        interrupted = done < num_steps
+        if interrupted and steps[-1] != first + done:
+            steps.append(first + done)
+            snapshots.append(_one_snapshot(state.params))
+    return Run(state, Trace.stack(steps, snapshots), interrupted)
+
+
+def _run_chunk(
+    engine: Engine,
+    state: State,
+    data: Record,
+    batches: Batches,
+    noise: Float[Array, "capacity r"],
+    bounds: Int[Array, " segments_and_one"],
+) -> tuple[State, Params]:
+    """Steps 0 .. bounds[-1] of the chunk; the parameters at the end of every segment.
+
+    How many steps there are is a value, not a shape, so that one compilation serves all chunks.
+    """
+    numbers = state.step + jnp.arange(noise.shape[0])
+    etas = jax.vmap(functools.partial(eta_for, engine, state.key))(numbers)
+
+    def one_step(i: Int[Array, ""], state: State) -> State:
+        batch, is_padding = select_batch(data, batches.rows[i], batches.sizes[i])
+        return engine.step(state, etas[i], batch, is_padding, noise[i])[0]
+
+    def one_segment(state: State, ends: Any) -> tuple[State, Params]:
+        state = jax.lax.fori_loop(ends[0], ends[1], one_step, state)
+        return state, state.params
+
+    return jax.lax.scan(one_segment, state, (bounds[:-1], bounds[1:]))
+
+
+def _segments(start: int, length: int, trace_every: int, last: int) -> tuple[list[int], list[bool]]:
+    """Ends of the segments of a chunk, and which of them are snapshots of the trace."""
+    end = start + length
+    marks = [*range((start // trace_every + 1) * trace_every, end + 1, trace_every)]
+    ends = marks if marks and marks[-1] == end else [*marks, end]
+    return ends, [e % trace_every == 0 or e == last for e in ends]
+
+
+def _chunk_capacity(engine: Engine, batch_size: int, trace_every: int, num_steps: int) -> int:
+    """Most steps in a chunk, so that row numbers, noise, draws and snapshots stay small."""
+    numbers = batch_size + engine.variant.num_released + engine.family.dim
+    per_step = 4 * (numbers + engine.family.num_params / trace_every)
+    return int(max(1, min(_CHUNK_BYTES / per_step, _LONGEST_CHUNK, num_steps)))
+
+
+class _Pace:
+    """How many steps the next chunk should have, from how long the last ones took."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._length = min(_FIRST_CHUNK, capacity)
+        self._compiled = False
+
+    def next_length(self) -> int:
+        return self._length
+
+    def record(self, length: int, seconds: float) -> None:
+        if not self._compiled:  # the first chunk's time is the compiler's
+            self._compiled = True
+            return
+        wanted = length * _CHUNK_SECONDS / max(seconds, 1e-6)
+        self._length = int(min(self._capacity, max(1, wanted), 16 * length))
+
+
+@contextmanager
+def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C into a flag; the second one is an ordinary interrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    pressed = threading.Event()
+    previous = signal.getsignal(signal.SIGINT)
+
+    def handler(signum: int, frame: Any) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _one_snapshot(params: Params) -> Params:
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[None], params)

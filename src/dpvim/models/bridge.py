@@ -1,0 +1,294 @@
+"""From a NumPyro model, written for the whole data set, to plain functions of one record.
+
+Records are evaluated one at a time, each as a data set of one row, and log-probabilities are
+taken without the scale of a subsampled plate. So the model needs neither N nor a subsample size;
+models that have them work too.
+
+What is checked about a model is checked on made-up rows: an error must not depend on the data.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from jaxtyping import Array, Float
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.infer import init_to_uniform
+
+from dpvim.estimator import Problem
+from dpvim.mechanism import Likelihood
+from dpvim.models.data import ModelInput
+from dpvim.models.latent_space import LatentSpace, Site, elementary
+from dpvim.types import Latent, ModelError, Record, Scalar
+
+Model = Callable[..., Any]
+
+
+class BridgedModel(NamedTuple):
+    """A NumPyro model as the engine sees it."""
+
+    space: LatentSpace
+    problem: Problem
+
+
+def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
+    """Find the sites of `model`, check that it can be fitted, and return it as plain functions."""
+    run = _Runner(model, inputs.call)
+    probes = _probes(inputs.records)
+    space = _latent_space(run, probes)
+    roles = _observed_roles(run, space, probes)
+    one_row = probes[0].rows(1)
+
+    def log_prior(latent: Latent) -> Scalar:
+        values = space.constrain(latent)
+        terms = run.log_probs(values, one_row, rows=1)
+        fixed = [terms[s.name] for s in space.sites] + [terms[name] for name in roles.prior]
+        return jnp.sum(jnp.stack(fixed)) + space.log_det(latent)
+
+    def log_prob_of_sites(values: dict[str, Array], record: Record) -> Scalar:
+        row = jax.tree.map(lambda leaf: leaf[None], record)
+        terms = run.log_probs(values, row, rows=1)
+        return jnp.sum(jnp.stack([terms[name] for name in roles.likelihood]))
+
+    def log_prob(latent: Latent, record: Record) -> Scalar:
+        return log_prob_of_sites(space.constrain(latent), record)
+
+    def gradients(latent: Latent, batch: Record) -> Float[Array, "batch d"]:
+        per_site = jax.vmap(jax.grad(log_prob_of_sites), in_axes=(None, 0))
+        return space.pull_back(latent, per_site(space.constrain(latent), batch))
+
+    likelihood = Likelihood.from_gradients(log_prob, gradients)
+    return BridgedModel(space, Problem(space.dim, likelihood, log_prior))
+
+
+class _Runner:
+    """Runs the model on given rows and latent values, and reads off its sites. Keeps no data."""
+
+    def __init__(self, model: Model, call: Callable[[Model, Record], Any]) -> None:
+        self._model = model
+        self._call = call
+
+    def trace(self, rows_of_data: Record, *, rows: int, key: int) -> dict[str, Any]:
+        """The sites of the model with latents drawn at random."""
+        seeded = handlers.seed(self._model, rng_seed=key)
+        drawn = handlers.substitute(seeded, substitute_fn=init_to_uniform)
+        return self._run(drawn, rows_of_data, _RowPlates(rows))
+
+    def latent_shapes(self, rows_of_data: Record, *, rows: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of the latent sites for this many rows; computes nothing."""
+
+        def latents() -> dict[str, Array]:
+            sites = self.trace(rows_of_data, rows=rows, key=0)
+            return {
+                name: jnp.asarray(site["value"])
+                for name, site in sites.items()
+                if site["type"] == "sample" and not site["is_observed"]
+            }
+
+        return {name: leaf.shape for name, leaf in jax.eval_shape(latents).items()}
+
+    def log_probs(
+        self, values: dict[str, Array], rows_of_data: Record, *, rows: int
+    ) -> dict[str, Scalar]:
+        """Log-probability of every sample site, without the scale of subsampled plates."""
+        plates = _RowPlates(rows)
+        model = handlers.seed(handlers.substitute(self._model, data=values), rng_seed=0)
+        sites = self._run(model, rows_of_data, plates)
+        return {
+            name: jnp.sum(site["fn"].log_prob(site["value"])) * plates.scale_left(site)
+            for name, site in sites.items()
+            if site["type"] == "sample"
+        }
+
+    def _run(self, model: Model, rows_of_data: Record, plates: _RowPlates) -> dict[str, Any]:
+        with numpyro.validation_enabled(False), handlers.trace() as sites, plates:
+            self._call(model, rows_of_data)
+        return sites
+
+
+class _RowPlates(numpyro.primitives.Messenger):
+    """Turns off a plate's own subsampling: dpvim draws the batches.
+
+    A plate ``(N, subsample_size=rows)`` or ``(rows, subsample_size=anything)`` is over the rows at
+    hand. Other plates are left alone.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._sizes: dict[str, int] = {}
+        super().__init__(None)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] != "plate":
+            return
+        size, subsample_size = msg["args"]
+        self._sizes[msg["name"]] = size
+        if subsample_size is not None and self._rows in (size, subsample_size):
+            msg["args"] = (size, self._rows)
+            msg["value"] = jnp.arange(self._rows)
+
+    def scale_left(self, site: dict[str, Any]) -> Any:
+        """The scale that the user put on a site, without what subsampled plates put there."""
+        scale = 1.0 if site["scale"] is None else site["scale"]
+        for frame in site["cond_indep_stack"]:
+            scale = scale * frame.size / self._sizes.get(frame.name, frame.size)
+        return scale
+
+
+class _Probe(NamedTuple):
+    """Made-up rows of the same types and shapes as the data."""
+
+    records: Record
+
+    def rows(self, count: int, start: int = 0) -> Record:
+        return jax.tree.map(lambda leaf: leaf[start : start + count], self.records)
+
+
+_PROBE_ROWS = 3
+
+
+def _probes(records: list[Array]) -> list[_Probe]:
+    """Rows in the support of most likelihoods: floats in (0, 1), and wider ones."""
+    rng = np.random.default_rng(0)
+
+    def make_up(leaf: Array, floats: Callable[..., np.ndarray]) -> Array:
+        shape = (_PROBE_ROWS, *leaf.shape[1:])
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        values = floats(size=shape) if is_float else rng.integers(0, 2, shape)
+        return jnp.asarray(values, leaf.dtype)
+
+    return [
+        _Probe([make_up(leaf, floats) for leaf in records]) for floats in (rng.uniform, rng.normal)
+    ]
+
+
+def _latent_space(run: _Runner, probes: list[_Probe]) -> LatentSpace:
+    few = run.trace(probes[0].rows(1), rows=1, key=7)
+    shapes_for_many = run.latent_shapes(probes[0].rows(_PROBE_ROWS), rows=_PROBE_ROWS)
+    for name, site in few.items():
+        if site["type"] == "param":
+            raise ModelError(
+                f"site {name!r}: expected sample sites only, got numpyro.param. Give it a prior "
+                "(numpyro.sample); what has no prior has no posterior."
+            )
+    latent = [n for n, s in few.items() if s["type"] == "sample" and not s["is_observed"]]
+    if not any(s["type"] == "sample" and s["is_observed"] for s in few.values()):
+        raise ModelError(
+            "the model has no observed site: expected numpyro.sample(..., obs=data), found none. "
+            "Are the observations passed in (for instance y, not y=None)?"
+        )
+    if not latent:
+        raise ModelError("the model has no latent site: expected a parameter with a prior.")
+    for name in latent:
+        if few[name]["fn"].support.is_discrete:
+            raise ModelError(
+                f"site {name!r}: expected a continuous latent, got a discrete one "
+                f"({type(few[name]['fn']).__name__}). Sum it out: with "
+                "numpyro.distributions.MixtureSameFamily, or by logsumexp in a numpyro.factor."
+            )
+        one, many = jnp.shape(few[name]["value"]), shapes_for_many.get(name)
+        if one != many:
+            raise ModelError(
+                f"site {name!r}: expected a latent shared by all records, got one that grows with "
+                f"them (shape {one} for 1 row, {many} for {_PROBE_ROWS}). Local latents are not "
+                "supported: integrate them out of the likelihood."
+            )
+    others = run.trace(probes[1].rows(1), rows=1, key=8)
+    # In the model's order, as NumPyro's automatic guides pack their latents.
+    return LatentSpace([_site(name, few[name], others[name]) for name in latent])
+
+
+def _site(name: str, site: dict[str, Any], elsewhere: dict[str, Any]) -> Site:
+    supports = [s["fn"].support for s in (site, elsewhere)]
+    bounds = [jax.tree.leaves(support) for support in supports]
+    if not all(np.array_equal(a, b) for a, b in zip(*bounds, strict=True)):
+        raise ModelError(
+            f"site {name!r}: expected a fixed support, got one that depends on other latents or "
+            "on the data. Write it on a fixed scale, for instance "
+            "high * numpyro.sample('u', Uniform(0, 1))."
+        )
+    transform = elementary(biject_to(supports[0]))
+    value = site["value"]
+    return Site(name, jnp.shape(value), jnp.shape(transform.inv(value)), transform)
+
+
+class _Roles(NamedTuple):
+    """Names of observed sites: those that belong to records, and those that do not see data."""
+
+    likelihood: list[str]
+    prior: list[str]
+
+
+def _observed_roles(run: _Runner, space: LatentSpace, probes: list[_Probe]) -> _Roles:
+    """Sort the observed sites, and refuse those that do not factorise over records."""
+    found = _site_totals(run, space, probes)
+    latent = {site.name for site in space.sites}
+    for name in latent:
+        values = [np.append(t.by_row[name], t.whole[name]) for t in found]
+        if not np.allclose(values, values[0][0], rtol=1e-4, atol=1e-5, equal_nan=True):
+            raise ModelError(
+                f"site {name!r}: expected a prior that does not depend on the data, got one that "
+                "changes with them (or with their number). A prior read off the data is not "
+                "private; pass public constants instead."
+            )
+    roles = _Roles([], [])
+    for name in found[0].whole:
+        if name in latent:
+            continue
+        checks = [t for t in found if np.isfinite(t.by_row[name]).all()]
+        if not checks:
+            warnings.warn(
+                f"site {name!r}: its log-probability is not finite at the rows made up for a "
+                "check, so it is taken on trust that it factorises over records. Privacy does "
+                "not depend on it, the posterior does.",
+                stacklevel=4,
+            )
+        if all(_close(t.whole[name], t.by_row[name].sum()) for t in checks):
+            roles.likelihood.append(name)
+        elif all(_close(t.by_row[name], t.whole[name]) for t in checks) and _same(checks, name):
+            roles.prior.append(name)
+        else:
+            raise ModelError(
+                f"site {name!r}: expected a likelihood that factorises over records, got one "
+                "whose value for all rows is not the sum over single rows. Records must be "
+                "independent given the latents: no statistics over the rows (such as X.mean(0)) "
+                "inside the model."
+            )
+    if not roles.likelihood:
+        raise ModelError("the model has no observed site that depends on the data.")
+    return roles
+
+
+class _Totals(NamedTuple):
+    whole: dict[str, Any]
+    by_row: dict[str, Any]
+
+
+def _site_totals(run: _Runner, space: LatentSpace, probes: list[_Probe]) -> list[_Totals]:
+    """Log-probability of every site for all probe rows at once and for each by itself."""
+    latent = jnp.asarray(np.random.default_rng(1).normal(scale=0.3, size=space.dim), jnp.float32)
+
+    @jax.jit
+    def totals(latent: Latent, records: Record) -> _Totals:
+        values = space.constrain(latent)
+        one_by_one = jax.vmap(
+            lambda record: run.log_probs(values, [leaf[None] for leaf in record], rows=1)
+        )
+        return _Totals(run.log_probs(values, records, rows=_PROBE_ROWS), one_by_one(records))
+
+    return [jax.tree.map(np.asarray, totals(latent, probe.records)) for probe in probes]
+
+
+def _close(a: np.ndarray, b: np.ndarray) -> bool:
+    return bool(np.allclose(a, b, rtol=1e-4, atol=1e-4))
+
+
+def _same(checks: list[_Totals], name: str) -> bool:
+    return all(_close(t.whole[name], checks[0].whole[name]) for t in checks)

@@ -1,0 +1,32 @@
+"""Families by name or by one of NumPyro's automatic guides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoGuide, AutoMultivariateNormal
+
+from dpvim import _validate
+from dpvim.family import FAMILIES
+
+_GUIDES: dict[type[AutoGuide], str] = {
+    AutoDiagonalNormal: "mean_field",
+    AutoMultivariateNormal: "full_rank",
+}
+
+
+def family_name(family: Any) -> str:
+    """The name of a family given as a name, a guide or a guide's class."""
+    kind = family if isinstance(family, type) else type(family)
+    if kind in _GUIDES:
+        return _GUIDES[kind]
+    if isinstance(family, str):
+        return _validate.one_of("family", family, FAMILIES)
+    known = ", ".join([*map(repr, FAMILIES), *(guide.__name__ for guide in _GUIDES)])
+    raise ValueError(f"family: expected one of {known}, got {kind.__name__}. Use one of these.")
+
+
+def guide_for(name: str, model: Any, init_scale: float) -> AutoGuide:
+    """NumPyro's guide that samples from parameters of the named family."""
+    kind = next(guide for guide, known in _GUIDES.items() if known == name)
+    return kind(model, init_scale=init_scale)

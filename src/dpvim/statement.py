@@ -1,0 +1,131 @@
+"""What was released, under which guarantee: the statement that goes with a result."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from dpvim.accounting import ACCOUNTANT
+from dpvim.plan import PrivacyPlan
+from dpvim.types import Relation
+
+_RELATION_IN_WORDS = {
+    Relation.ZERO_OUT: "zero_out: one record replaced by nothing; the number of records is public",
+    Relation.ADD_OR_REMOVE: "add_or_remove: one record added or removed",
+    Relation.REPLACE_ONE: "replace_one: one record replaced by any other",
+}
+
+_ASSUMPTIONS = (
+    "Each person contributes one record.",
+    "The model, the settings and every constant used to prepare the data (bounds, levels, "
+    "standardisation) are public, or were paid for out of a budget of their own.",
+    "Nothing but this result leaves the computation: no losses, gradients or running times.",
+    "Other results from the same data add to the cost.",
+)
+_SEEDED = (
+    "FOR TESTING ONLY: the batches and the noise came from a given seed; whoever knows it can "
+    "take the noise away. There is no privacy guarantee."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivacyStatement:
+    """The guarantee of a private fit. Every field is public."""
+
+    epsilon: float
+    delta: float
+    plan: PrivacyPlan
+    released: str
+    planned_steps: int
+    for_testing: bool
+
+    private = True
+
+    @classmethod
+    def of(
+        cls,
+        plan: PrivacyPlan,
+        *,
+        delta: float,
+        steps_done: int,
+        released: str,
+        for_testing: bool,
+    ) -> PrivacyStatement:
+        """The statement of `steps_done` steps of `plan`; a run that was stopped costs less."""
+        spent = plan.with_steps(steps_done) if steps_done else None
+        return cls(
+            epsilon=spent.epsilon(delta) if spent else 0.0,
+            delta=delta,
+            plan=spent or plan,
+            released=released if spent else "nothing (no step was taken)",
+            planned_steps=plan.num_steps,
+            for_testing=for_testing,
+        )
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return ((_SEEDED,) if self.for_testing else ()) + _ASSUMPTIONS
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and strings, ready for json."""
+        plan = self.plan
+        return {
+            "private": not self.for_testing,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "relation": plan.relation.value,
+            "noise_multiplier": plan.noise_multiplier,
+            "clip_norm": plan.clip_norm,
+            "noise_stddev": plan.noise_stddev,
+            "sampling_prob": plan.sampling_prob,
+            "num_examples": plan.num_examples,
+            "expected_batch_size": plan.expected_batch_size,
+            "max_batch_size": plan.max_batch_size,
+            "num_steps": plan.num_steps if self.epsilon else 0,
+            "planned_steps": self.planned_steps,
+            "accountant": ACCOUNTANT,
+            "released": self.released,
+            "assumptions": list(self.assumptions),
+            "for_testing": self.for_testing,
+        }
+
+    def __str__(self) -> str:
+        plan, facts = self.plan, self.to_dict()
+        steps = f"{facts['num_steps']:,}"
+        if facts["num_steps"] != self.planned_steps:
+            steps += f" of {self.planned_steps:,} planned (stopped early)"
+        noise = f"noise multiplier {plan.noise_multiplier:.4g}"
+        rows = [
+            ("guarantee", f"({self.epsilon:.4g}, {self.delta:.4g})-differential privacy"),
+            ("neighbours", _RELATION_IN_WORDS[plan.relation]),
+            ("released", self.released),
+            ("mechanism", f"clipped sums (norm {plan.clip_norm:g}) + Gaussian noise, {noise}"),
+            (
+                "sampling",
+                f"each of {plan.num_examples:,} records with probability "
+                f"{plan.sampling_prob:.4g} a step; at most {plan.max_batch_size:,} a batch",
+            ),
+            ("steps", steps),
+            ("accountant", ACCOUNTANT),
+            *(("assumes" if i == 0 else "", text) for i, text in enumerate(self.assumptions)),
+        ]
+        title = "Privacy statement" + (" -- FOR TESTING ONLY, NOT PRIVATE" * self.for_testing)
+        return "\n".join([title] + [f"  {label:<11}{text}" for label, text in rows])
+
+
+@dataclasses.dataclass(frozen=True)
+class NoPrivacy:
+    """Stands where a private fit has its `PrivacyStatement`."""
+
+    private = False
+    epsilon = float("inf")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for json."""
+        return {"private": False, "released": "a fit without clipping or noise"}
+
+    def __str__(self) -> str:
+        return (
+            "NOT PRIVATE\n  This fit used the data without clipping or noise. "
+            "It carries no privacy guarantee: do not publish it."
+        )

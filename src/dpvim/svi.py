@@ -1,0 +1,291 @@
+"""The step-by-step face, with the verbs of NumPyro's SVI.
+
+>>> import jax, numpyro, optax, numpyro.distributions as dist
+>>> import numpy as np
+>>> def model(x):
+...     mean = numpyro.sample("mean", dist.Normal(0, 1))
+...     with numpyro.plate("records", x.shape[0]):
+...         numpyro.sample("x", dist.Normal(mean, 1), obs=x)
+>>> x = np.random.default_rng(0).normal(0.5, 1, 2000)
+>>> plan = PrivacyPlan(num_examples=2000, sampling_prob=0.1, num_steps=500, clip_norm=1.0)
+>>> svi = DPSVI(model, "mean_field", optax.adam(0.01), plan.calibrate(epsilon=1.0, delta=1e-5))
+>>> result = svi.run(jax.random.key(0), 500, x, progress_bar=False)
+>>> sorted(result.params)
+['auto_loc', 'auto_scale']
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array
+from numpyro.infer.autoguide import AutoGuide
+
+from dpvim import _validate
+from dpvim.family import FAMILIES, Family, Params
+from dpvim.infer import Engine, Info, Run, State, Supply, eta_for, make_engine, run, select_batch
+from dpvim.models.bridge import BridgedModel, bridge
+from dpvim.models.data import ModelInput, prepare
+from dpvim.models.guides import family_name, guide_for
+from dpvim.plan import NonPrivatePlan, Plan, PrivacyPlan
+from dpvim.randomness import SecretStreams
+from dpvim.statement import NoPrivacy, PrivacyStatement
+from dpvim.trace import Trace, default_trace_every
+from dpvim.types import BudgetExceededError
+from dpvim.variants import make_variant
+
+# Where the means start if nothing else is said: close to the middle of every support, but not
+# all alike, so that exchangeable parts of a model can part ways.
+_INIT_LOC_SPREAD = 0.1
+
+
+class RunResult(NamedTuple):
+    """What `DPSVI.run` returns. There are no losses: they are private.
+
+    Attributes:
+        params: Parameters by NumPyro's names, for `numpyro.infer.Predictive` and guides.
+        state: Where to continue from.
+        trace: Snapshots of the variational parameters.
+        interrupted: Whether Ctrl-C ended the run early.
+    """
+
+    params: dict[str, Array]
+    state: State
+    trace: Trace
+    interrupted: bool
+
+
+class DPSVI:
+    """Differentially private stochastic variational inference, step by step.
+
+    Args:
+        model: A NumPyro model, written for the whole data set.
+        family: ``"mean_field"``, ``"full_rank"``, or NumPyro's AutoDiagonalNormal or
+            AutoMultivariateNormal.
+        optimizer: An optax optimiser.
+        plan: A `PrivacyPlan` with a noise multiplier.
+        variant: The gradient estimator; see `dpvim.variants`.
+        scale_transform: ``"softplus"`` or ``"exp"``.
+        init_scale: Standard deviation that the approximation starts with.
+        seed: For tests only: fixes batches and noise, and with them undoes the privacy.
+
+    Guarantees:
+        The data are reached through `update` and `run` alone; each step costs what one step of
+        the plan costs, and no step beyond the plan's is taken from one state on.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        family: Any,
+        optimizer: optax.GradientTransformation,
+        plan: Plan,
+        *,
+        variant: str = "aligned",
+        scale_transform: str = "softplus",
+        init_scale: float = 0.1,
+        seed: int | None = None,
+    ) -> None:
+        if not isinstance(plan, PrivacyPlan | NonPrivatePlan):
+            raise TypeError(f"plan: expected a dpvim.PrivacyPlan, got {type(plan).__name__}.")
+        plan.noise_stddev  # noqa: B018 -- refuse a plan that was not calibrated
+        self.model = model
+        self.plan = plan
+        self.seed = seed
+        self._optimizer = _as_optax(optimizer)
+        self._family_name = family_name(family)
+        self._variant_name = variant
+        self._scale_transform = scale_transform
+        self._init_scale = _validate.positive("init_scale", init_scale)
+        # A first look at the names, before there are data that tell the dimension.
+        make_variant(variant, FAMILIES[self._family_name](1, scale_transform))
+        self._supply: Supply | None = None
+        self._shapes: list[Any] | None = None
+        self._last_seen: tuple[list[Any], ModelInput] | None = None
+
+    # -- SVI's verbs ------------------------------------------------------------------------
+
+    def init(
+        self, key: Array, *args: Any, init_params: dict[str, Any] | None = None, **kwargs: Any
+    ) -> State:
+        """The state before the first step.
+
+        Args:
+            key: Key for the initial means and for the draws eta.
+            args, kwargs: Data and constants, as the model takes them.
+            init_params: Initial values by site name (in their supports); others are random.
+        """
+        self._read(args, kwargs)
+        key_loc, key_eta = jax.random.split(key)
+        loc = _INIT_LOC_SPREAD * jax.random.normal(key_loc, (self.family.dim,))
+        if init_params is not None:
+            loc = self._override(loc, init_params)
+        return self._engine.init(key_eta, loc, self._init_scale)
+
+    def update(self, state: State, *args: Any, **kwargs: Any) -> tuple[State, Info]:
+        """One step on a batch drawn from the data; give it the whole data set every time.
+
+        Returns the new state and what was released: there is no loss, which would be private.
+        The same arrays given again are not read again.
+        """
+        inputs = self._read(args, kwargs)
+        if int(state.step) >= self.plan.num_steps:
+            raise BudgetExceededError(
+                f"the plan pays for {self.plan.num_steps} steps and all of them were taken. Make "
+                "a plan for more steps, or stop."
+            )
+        if self._supply is None:
+            streams = SecretStreams(self.seed, start_step=int(state.step))
+            self._supply = Supply(self._engine, inputs.num_rows, streams)
+        batches, noise = self._supply.draw(1, 1)
+        return self._one_step(state, inputs.records, batches.rows[0], batches.sizes[0], noise[0])
+
+    def get_params(self, state: State) -> dict[str, Array]:
+        """Parameters by NumPyro's names: ``auto_loc`` and ``auto_scale`` or
+        ``auto_scale_tril``."""
+        return numpyro_params(self.family, state.params)
+
+    def run(
+        self,
+        key: Array,
+        num_steps: int,
+        *args: Any,
+        progress_bar: bool = True,
+        init_state: State | None = None,
+        init_params: dict[str, Any] | None = None,
+        trace_every: int | None = None,
+        **kwargs: Any,
+    ) -> RunResult:
+        """Take `num_steps` steps, from `init_state` if given.
+
+        Ctrl-C ends the run between two chunks of steps and returns what was released so far.
+        """
+        num_steps = _validate.positive_int("num_steps", num_steps)
+        if init_state is None:
+            init_state = self.init(key, *args, init_params=init_params, **kwargs)
+        inputs = self._read(args, kwargs)
+        self._last_seen = None
+        if trace_every is None:
+            trace_every = default_trace_every(
+                num_steps=num_steps, num_params=self.family.num_params
+            )
+        done: Run = run(
+            self._engine,
+            init_state,
+            inputs.records,
+            num_steps=num_steps,
+            streams=SecretStreams(self.seed, start_step=int(init_state.step)),
+            trace_every=_validate.positive_int("trace_every", trace_every),
+            progress=progress_bar,
+        )
+        return RunResult(self.get_params(done.state), done.state, done.trace, done.interrupted)
+
+    # -- what else one may ask ----------------------------------------------------------------
+
+    @property
+    def family(self) -> Family:
+        """The variational family, once the model's dimension is known."""
+        return self._ready()._engine.family
+
+    @property
+    def guide(self) -> AutoGuide:
+        """NumPyro's guide for the parameters of `get_params`."""
+        return guide_for(self._family_name, self.model, self._init_scale)
+
+    def constrain(self, latent: Array) -> dict[str, Array]:
+        """Values of the model's sites at one flat latent."""
+        return self._ready()._bridged.space.constrain(latent)
+
+    def privacy(self, state: State, *, delta: float | None) -> PrivacyStatement | NoPrivacy:
+        """The statement for the steps that led to `state`."""
+        if isinstance(self.plan, NonPrivatePlan):
+            return NoPrivacy()
+        if delta is None:
+            raise ValueError("delta: expected a number between 0 and 1, got None.")
+        return PrivacyStatement.of(
+            self.plan,
+            delta=delta,
+            steps_done=int(state.step),
+            released="all iterates of the variational parameters",
+            for_testing=self.seed is not None,
+        )
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def adopt(self, bridged: BridgedModel, inputs: ModelInput) -> None:
+        """Get ready for data like these."""
+        self.plan.check_num_rows(inputs.num_rows)
+        self._bridged = bridged
+        dim = self._bridged.problem.dim
+        family = FAMILIES[self._family_name](dim, self._scale_transform)
+        variant = make_variant(self._variant_name, family)
+        self._engine: Engine = make_engine(
+            self._bridged.problem, family, variant, self._optimizer, self.plan
+        )
+        self._supply = None
+        self._one_step = jax.jit(self._gather_and_step)
+        self._shapes = _shapes_of(inputs)
+
+    def _gather_and_step(
+        self, state: State, data: Any, rows: Array, size: Array, noise: Array
+    ) -> tuple[State, Info]:
+        eta = eta_for(self._engine, state.key, state.step)
+        batch, is_padding = select_batch(data, rows, size)
+        return self._engine.step(state, eta, batch, is_padding, noise)
+
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInput:
+        """The data of this call, checked; sets the model up when their shapes are new."""
+        leaves = jax.tree.leaves((args, kwargs))
+        if self._last_seen is not None:
+            known, inputs = self._last_seen
+            if len(known) == len(leaves) and all(map(operator.is_, known, leaves)):
+                return inputs
+        inputs = prepare(args, kwargs)
+        if self._shapes != _shapes_of(inputs):
+            self.adopt(bridge(self.model, inputs), inputs)
+        self._last_seen = (leaves, inputs)
+        return inputs
+
+    def _ready(self) -> DPSVI:
+        if self._shapes is None:
+            raise RuntimeError("call init (or run) first: the model is not known yet.")
+        return self
+
+    def _override(self, loc: Array, init_params: dict[str, Any]) -> Array:
+        space = self._bridged.space
+        names = [site.name for site in space.sites]
+        for name, value in init_params.items():
+            _validate.one_of("init_params", name, names)
+            expected = space.sites[names.index(name)].shape
+            if np.shape(value) != expected:
+                raise ValueError(
+                    f"init_params[{name!r}]: expected shape {expected}, got {np.shape(value)}."
+                )
+        return space.unconstrain(space.constrain(loc) | init_params)
+
+
+def _shapes_of(inputs: ModelInput) -> list[Any]:
+    return [(leaf.shape, leaf.dtype) for leaf in inputs.records]
+
+
+def numpyro_params(family: Family, params: Params) -> dict[str, Array]:
+    """Parameters under the names and in the form of NumPyro's automatic guides."""
+    tril = family.scale_tril(jax.tree.map(jnp.asarray, params))
+    if family.name == "mean_field":
+        return {"auto_loc": params.loc, "auto_scale": jnp.diagonal(tril)}
+    return {"auto_loc": params.loc, "auto_scale_tril": tril}
+
+
+def _as_optax(optimizer: Any) -> optax.GradientTransformation:
+    if isinstance(optimizer, optax.GradientTransformation):
+        return optimizer
+    raise TypeError(
+        f"optimizer: expected an optax optimiser, got {type(optimizer).__name__}. Use for "
+        "instance optax.adam(1e-3)."
+    )

@@ -1,0 +1,49 @@
+"""Names shared by all layers: the neighbouring relation, array shapes, errors and warnings."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from jaxtyping import Array, Bool, Float
+
+Scalar: TypeAlias = Float[Array, ""]
+Latent: TypeAlias = Float[Array, " d"]
+"""The flat, unconstrained latent theta: what all of a model's parameters are packed into."""
+Record: TypeAlias = Any
+"""A pytree of arrays: one row of the data (or, with a leading axis, a batch of rows)."""
+Mask: TypeAlias = Bool[Array, " batch"]
+
+LogLikelihood: TypeAlias = Callable[[Latent, Record], Scalar]
+LogPrior: TypeAlias = Callable[[Latent], Scalar]
+
+
+class Relation(enum.StrEnum):
+    """Which data sets count as neighbours: what one person's record may do.
+
+    * ``zero_out``: one record is replaced by nothing; the number of records is public.
+    * ``add_or_remove``: one record is added or removed; the caller declares a public
+      ``num_examples``, at least the number of records.
+    * ``replace_one``: one record is replaced by any other one; the sensitivity doubles.
+    """
+
+    ZERO_OUT = "zero_out"
+    ADD_OR_REMOVE = "add_or_remove"
+    REPLACE_ONE = "replace_one"
+
+
+class ModelError(ValueError):
+    """The model is not one that can be fitted under differential privacy here."""
+
+
+class BudgetExceededError(RuntimeError):
+    """A step was asked for that the privacy plan does not pay for."""
+
+
+class PrivacyWarning(UserWarning):
+    """The result is private in name, but something about it deserves a second look."""
+
+
+class NotForReleaseWarning(PrivacyWarning):
+    """The random numbers came from a given seed: the result is for tests and experiments only."""

@@ -1,0 +1,342 @@
+"""fit, as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from conftest import linear_model, logistic_model, normal_mean_model
+from numpyro.infer import Predictive
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, AutoNormal
+
+import dpvim
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(400, 3))
+Y = X @ np.array([1.0, -0.5, 0.2]) + RNG.normal(size=400)
+QUICK = {"delta": 1e-4, "num_steps": 50, "seed": 0, "progress": False}
+
+
+def quick(**changes):
+    return dpvim.fit(linear_model, X, Y, **({"epsilon": 1.0} | QUICK | changes))
+
+
+@pytest.fixture(scope="module")
+def correlated_regression():
+    """Conjugate: the posterior is Gaussian with a covariance that is not diagonal."""
+    rng = np.random.default_rng(1)
+    base = rng.normal(size=(2000, 3))
+    design = base @ np.array([[1.0, 0.7, 0.0], [0.0, 0.7, 0.3], [0.0, 0.0, 1.0]])
+    outcome = design @ np.array([0.5, -1.0, 0.3]) + rng.normal(size=2000)
+    precision = design.T @ design + np.eye(3)
+    return design, outcome, np.linalg.solve(precision, design.T @ outcome), precision
+
+
+@pytest.mark.parametrize("family", ["mean_field", "full_rank"])
+def test_nonprivate_fit_finds_the_known_posterior(family, correlated_regression):
+    design, outcome, mean, precision = correlated_regression
+    schedule = optax.exponential_decay(2e-2, 1000, 0.5)
+    fit = dpvim.fit_nonprivate(
+        linear_model,
+        design,
+        outcome,
+        family=family,
+        optimizer=optax.adam(schedule),
+        num_steps=8000,
+        seed=0,
+    )
+    np.testing.assert_allclose(fit.posterior.loc, mean, atol=2e-3)
+    if family == "full_rank":
+        wanted = np.linalg.inv(precision)
+        np.testing.assert_allclose(fit.posterior.covariance, wanted, atol=0.08 * wanted.max())
+    else:
+        # The mean-field optimum has the inverse diagonal of the precision.
+        np.testing.assert_allclose(fit.posterior.scale, np.diag(precision) ** -0.5, rtol=0.03)
+
+
+def test_private_fit_approaches_the_posterior_as_epsilon_grows(correlated_regression):
+    design, outcome, mean, _ = correlated_regression
+    errors = []
+    for epsilon in (0.1, 1.0, 100.0):
+        runs = [
+            dpvim.fit(
+                linear_model,
+                design,
+                outcome,
+                epsilon=epsilon,
+                delta=1e-5,
+                clip_norm=10.0,
+                learning_rate=1e-2,
+                num_steps=2000,
+                seed=seed,
+            )
+            for seed in range(3)
+        ]
+        errors.append(np.mean([np.linalg.norm(run.posterior.loc - mean) for run in runs]))
+    assert errors[2] < 0.5 * errors[1] < 0.25 * errors[0]
+    assert errors[2] < 0.05
+
+
+def test_default_plan_follows_the_documented_rules():
+    fit = dpvim.fit(linear_model, X, Y, epsilon=1.0, delta=1e-4, seed=0)
+    assert fit.plan.sampling_prob == 1.0
+    assert fit.plan.num_steps == 10_000
+    assert fit.plan.relation == "zero_out"
+    assert fit.plan.clip_norm == 1.0
+    assert len(fit.trace) == 2001
+
+
+def test_fit_has_what_the_contract_names(family_name, variant_name):
+    fit = quick(family=family_name, variant=variant_name, clip_norm=0.5, trace_every=10)
+    assert fit.trace.steps.tolist() == [0, 10, 20, 30, 40, 50]
+    assert fit.trace.loc.shape == (6, 3)
+    if family_name == "mean_field":
+        assert fit.trace.raw_scale.shape == (6, 3)
+        with pytest.raises(AttributeError, match="full-rank"):
+            _ = fit.trace.raw_tril
+    else:
+        assert fit.trace.raw_tril.shape == (6, 3, 3)
+        with pytest.raises(AttributeError, match="mean-field"):
+            _ = fit.trace.raw_scale
+    posterior = fit.posterior
+    assert posterior.loc.shape == posterior.scale.shape == (3,)
+    assert posterior.covariance.shape == (3, 3)
+    np.testing.assert_allclose(np.sqrt(np.diag(posterior.covariance)), posterior.scale, rtol=1e-5)
+    assert posterior.sample(7)["w"].shape == (7, 3)
+    assert 0.99 <= fit.privacy.epsilon <= 1.0
+
+
+def test_posterior_draws_are_constrained_and_follow_the_gaussian():
+    def model(x):
+        scale = numpyro.sample("scale", dist.Gamma(2.0, 1.0))
+        weights = numpyro.sample("weights", dist.Dirichlet(np.ones(3)))
+        with numpyro.plate("records", x.shape[0]):
+            numpyro.sample("x", dist.Normal(weights[0], scale), obs=x)
+
+    fit = dpvim.fit(model, Y, epsilon=1.0, **QUICK)
+    draws = fit.posterior.sample(4000, seed=1)
+    assert (draws["scale"] > 0).all()
+    np.testing.assert_allclose(draws["weights"].sum(axis=1), 1.0, rtol=1e-5)
+    logs = np.log(draws["scale"])
+    assert logs.mean() == pytest.approx(fit.posterior.loc[0], abs=0.02)
+    assert logs.std() == pytest.approx(fit.posterior.scale[0], rel=0.1)
+    again = fit.posterior.sample(4000, seed=1)
+    np.testing.assert_array_equal(draws["scale"], again["scale"])
+    assert not np.array_equal(fit.posterior.sample(5)["scale"], fit.posterior.sample(5)["scale"])
+
+
+def test_a_seed_repeats_and_is_announced():
+    with pytest.warns(dpvim.NotForReleaseWarning, match="not for release"):
+        first = quick(seed=3)
+    np.testing.assert_array_equal(first.trace.loc, quick(seed=3).trace.loc)
+    assert not np.array_equal(first.trace.loc, quick(seed=4).trace.loc)
+    assert first.privacy.to_dict()["for_testing"]
+    assert not first.privacy.to_dict()["private"]
+    assert "FOR TESTING ONLY" in str(first.privacy)
+
+
+def test_without_a_seed_no_two_fits_are_alike():
+    fits = [quick(seed=None) for _ in range(2)]
+    assert not np.array_equal(fits[0].trace.loc, fits[1].trace.loc)
+    assert "FOR TESTING" not in str(fits[0].privacy)
+    assert fits[0].privacy.to_dict()["private"]
+
+
+def test_noise_multiplier_instead_of_epsilon():
+    fit = quick(epsilon=None, noise_multiplier=30.0)
+    assert fit.privacy.epsilon == fit.plan.epsilon(1e-4)
+    assert fit.plan.noise_multiplier == 30.0
+
+
+def test_epochs_are_passes_over_the_data():
+    assert quick(num_steps=None, num_epochs=2, sampling_prob=0.1).plan.num_steps == 20
+
+
+def test_statement_can_be_printed_and_saved():
+    fit = quick(relation="replace_one", sampling_prob=0.1)
+    facts = json.loads(json.dumps(fit.privacy.to_dict()))
+    assert facts["relation"] == "replace_one"
+    wanted = {"epsilon", "delta", "noise_multiplier", "clip_norm", "sampling_prob", "num_steps"}
+    assert wanted | {"accountant", "assumptions"} <= facts.keys()
+    for piece in ("replace_one", "0.0001)-differential privacy", "PLD", "probability 0.1"):
+        assert piece in str(fit.privacy)
+
+
+def test_nonprivate_fit_cannot_be_mistaken():
+    fit = dpvim.fit_nonprivate(linear_model, X, Y, num_steps=20)
+    assert "NOT PRIVATE" in str(fit.privacy)
+    assert "NOT PRIVATE" in repr(fit)
+    assert not fit.privacy.private
+    assert not hasattr(fit.plan, "epsilon")
+    assert fit.privacy.epsilon == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        (AutoDiagonalNormal, "mean_field"),
+        (AutoMultivariateNormal, "full_rank"),
+        (AutoDiagonalNormal(linear_model), "mean_field"),
+    ],
+)
+def test_numpyro_guides_name_families(family, name):
+    assert quick(family=family).svi.family.name == name
+
+
+def test_results_plug_into_predictive():
+    fit = quick(family="full_rank")
+    draws = Predictive(linear_model, fit.posterior.sample(5))(jax.random.key(0), X)
+    assert draws["y"].shape == (5, 400)
+    from_guide = Predictive(fit.guide, params=fit.params, num_samples=2000)
+    w = np.asarray(from_guide(jax.random.key(0), X, Y)["w"])
+    np.testing.assert_allclose(w.mean(axis=0), fit.posterior.loc, atol=0.02)
+    np.testing.assert_allclose(np.cov(w.T), fit.posterior.covariance, atol=0.003)
+
+
+def test_initial_values_by_site_name():
+    fit = quick(init_params={"w": np.array([1.0, 2.0, 3.0])}, init_scale=0.5)
+    np.testing.assert_allclose(fit.trace.loc[0], [1, 2, 3], rtol=1e-6)
+    np.testing.assert_allclose(np.logaddexp(fit.trace.raw_scale[0], 0), 0.5, rtol=1e-5)
+
+
+def test_add_or_remove_with_a_declared_bound():
+    fit = quick(relation="add_or_remove", num_examples=450)
+    assert fit.plan.num_examples == 450
+    assert "450 records" in str(fit.privacy)
+
+
+def test_interrupted_fit_reports_what_it_spent_and_resumes(monkeypatch):
+    monkeypatch.setattr("dpvim.infer._LONGEST_CHUNK", 100)
+    threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    fit = quick(epsilon=2.0, num_steps=2_000_000, trace_every=1000)
+    assert fit.interrupted
+    assert 0 < fit.privacy.epsilon < 2.0
+    assert "stopped early" in str(fit.privacy)
+    assert fit.privacy.to_dict()["num_steps"] == fit.trace.steps[-1] == int(fit.state.step)
+
+    short = quick(num_steps=60, trace_every=10)
+    assert short.resume(X, Y) is short
+
+
+def test_resume_takes_the_steps_that_are_left():
+    whole = quick(num_steps=60, trace_every=10)
+    svi = whole.svi
+    part = svi.run(jax.random.key(0), 25, X, Y, progress_bar=False, trace_every=10)
+    stopped = dpvim.Fit(
+        svi.plan, svi.privacy(part.state, delta=1e-4), part.trace, part.state, svi, 10
+    )
+    assert stopped.interrupted
+    done = stopped.resume(X, Y)
+    assert not done.interrupted
+    assert done.trace.steps.tolist() == [0, 10, 20, 25, 30, 40, 50, 60]
+    assert done.privacy.epsilon == whole.privacy.epsilon
+    # The noise of the second part is not that of the first.
+    moves = np.diff(done.trace.loc, axis=0)
+    assert len(np.unique(np.round(moves, 7), axis=0)) == len(moves)
+
+
+def test_a_fit_holds_no_data():
+    marker = 123456.789
+    data = X.copy()
+    data[0, 0] = marker
+    fit = dpvim.fit(normal_mean_model, data, epsilon=1.0, **QUICK)
+
+    def arrays(thing, depth=0, seen=None):
+        seen = set() if seen is None else seen
+        if id(thing) in seen or depth > 12:
+            return
+        seen.add(id(thing))
+        if isinstance(thing, np.ndarray | jax.Array):
+            yield thing
+            return
+        children = []
+        if isinstance(thing, dict):
+            children = list(thing.values())
+        elif isinstance(thing, list | tuple):
+            children = list(thing)
+        else:
+            children = list(getattr(thing, "__dict__", {}).values())
+            for cell in getattr(thing, "__closure__", None) or ():
+                children.append(cell.cell_contents)
+        for child in children:
+            yield from arrays(child, depth + 1, seen)
+
+    found = list(arrays(fit))
+    assert found  # the walk reaches the trace and the state
+    for array in found:
+        if jax.numpy.issubdtype(array.dtype, np.floating):
+            assert not np.isclose(np.asarray(array), marker).any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon: expected a positive"),
+        ({"epsilon": -1.0}, "epsilon"),
+        ({"epsilon": float("nan")}, "epsilon"),
+        ({"epsilon": "1"}, "epsilon"),
+        ({"epsilon": None}, "got neither"),
+        ({"noise_multiplier": 2.0}, "got both"),
+        ({"delta": 0.0}, "delta: expected a number strictly between"),
+        ({"delta": 1.0}, "delta"),
+        ({"variant": "alined"}, "Did you mean 'aligned'"),
+        ({"family": "meanfield"}, "Did you mean 'mean_field'"),
+        ({"family": AutoNormal}, "expected one of 'mean_field'.*AutoDiagonalNormal.*AutoNormal"),
+        ({"family": "full_rank", "variant": "natural"}, "cannot serve 'natural'"),
+        ({"relation": "bounded"}, "relation: expected one of"),
+        ({"relation": "add_or_remove"}, "num_examples: expected with"),
+        ({"clip_norm": None}, "clip_norm"),
+        ({"clip_norm": 0.0}, "clip_norm"),
+        ({"num_epochs": 3}, "got both"),
+        ({"num_steps": 0}, "num_steps"),
+        ({"sampling_prob": 2.0}, "sampling_prob"),
+        ({"learning_rate": -1.0}, "learning_rate"),
+        ({"optimizer": "adam"}, "optax"),
+        ({"init_scale": 0.0}, "init_scale"),
+        ({"scale_transform": "sigmoid"}, "scale_transform"),
+        ({"trace_every": 0}, "trace_every"),
+        ({"init_params": {"v": 1.0}}, "init_params: expected one of 'w'"),
+        ({"init_params": {"w": 1.0}}, r"expected shape \(3,\)"),
+        ({"num_examples": 3}, "the data have 400"),
+    ],
+)
+def test_bad_input_is_refused_before_any_budget_is_spent(changes, message, monkeypatch):
+    def no_step(*args, **kwargs):
+        raise AssertionError("a step was taken")
+
+    monkeypatch.setattr("dpvim.infer._run_chunk", no_step)
+    with pytest.raises((ValueError, TypeError), match=message):
+        quick(**changes)
+
+
+def test_large_delta_warns():
+    with pytest.warns(dpvim.PrivacyWarning, match="1/N"):
+        quick(delta=0.01)
+    with pytest.warns(dpvim.PrivacyWarning, match="1/N"):
+        quick(delta=0.01, epsilon=None, noise_multiplier=10.0)
+
+
+def test_misspelt_options_are_errors():
+    """What is no option reaches the model as data, and the model does not know it."""
+    with pytest.raises(TypeError, match="epsilonn"):
+        quick(epsilonn=2.0)
+
+
+def test_progress_bar_shows_steps_and_no_losses(capsys):
+    quick(progress=True)
+    shown = capsys.readouterr().err
+    assert "50/50" in shown
+    assert "loss" not in shown
+
+
+def test_categories_and_booleans_are_data():
+    fit = dpvim.fit(logistic_model, X, Y > 0, epsilon=1.0, **QUICK)
+    assert np.isfinite(fit.posterior.loc).all()

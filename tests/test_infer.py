@@ -1,0 +1,175 @@
+"""The loop: releases, chunks, interruption."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import DIM, gaussian_log_likelihood, make_parts, standard_normal_log_prior
+from scipy import stats
+
+import dpvim.infer as infer
+from dpvim.estimator import Problem
+from dpvim.mechanism import Likelihood
+from dpvim.plan import PrivacyPlan
+from dpvim.randomness import SecretStreams
+from dpvim.types import BudgetExceededError
+
+
+def plan_of(**changes):
+    facts = {
+        "num_examples": 50,
+        "sampling_prob": 0.2,
+        "num_steps": 400,
+        "clip_norm": 0.5,
+        "noise_multiplier": 2.0,
+    }
+    return PrivacyPlan(**(facts | changes))
+
+
+def engine_of(problem, plan=None, family_name="mean_field", variant_name="aligned"):
+    family, variant = make_parts(family_name, variant_name)
+    return infer.make_engine(problem, family, variant, optax.adam(1e-2), plan or plan_of())
+
+
+def start(engine, seed=0):
+    return engine.init(jax.random.key(seed), jnp.zeros(DIM), 0.1)
+
+
+def run(engine, records, *, steps=400, seed=1, every=10, state=None):
+    state = start(engine) if state is None else state
+    streams = SecretStreams(seed, start_step=int(state.step))
+    return infer.run(engine, state, records, num_steps=steps, streams=streams, trace_every=every)
+
+
+def test_released_coordinates_have_the_noise_of_the_plan(
+    family_name, variant_name, problem, records
+):
+    """Through the real step function: release minus clipped sum is N(0, (sigma C)^2)."""
+    plan = plan_of()
+    engine = engine_of(problem, plan, family_name, variant_name)
+    quiet = infer.make_engine(problem, engine.family, engine.variant, optax.adam(1e-2), plan)
+    supply = infer.Supply(engine, 50, SecretStreams(3))
+    batches, noise = supply.draw(2000, 2000)
+    state = start(engine)
+
+    def releases(rows, size, noise):
+        batch, padding = infer.select_batch(records, rows, size)
+        eta = jnp.array([0.3, -0.8, 1.1])
+        with_noise = engine.step(state, eta, batch, padding, noise)[1].release
+        without = quiet.step(state, eta, batch, padding, jnp.zeros_like(noise))[1].release
+        return with_noise - without
+
+    found = np.asarray(jax.jit(jax.vmap(releases))(batches.rows, batches.sizes, noise)).ravel()
+    wanted = plan.noise_multiplier * plan.clip_norm
+
+    def p_value(scale):
+        return stats.kstest(found, stats.norm(0, scale).cdf).pvalue
+
+    assert p_value(wanted) > 1e-3
+    assert p_value(wanted * 2 / 3) < 1e-9
+    assert p_value(wanted * 3 / 2) < 1e-9
+
+
+def test_a_step_traces_once(records):
+    calls = []
+
+    def counted(latent, record):
+        calls.append(1)
+        return gaussian_log_likelihood(latent, record)
+
+    problem = Problem(DIM, Likelihood.from_log_prob(counted), standard_normal_log_prior)
+    # 400 steps in many chunks of different lengths.
+    run(engine_of(problem), records, every=7)
+    assert len(calls) == 1
+
+
+def test_result_does_not_depend_on_the_chunks(problem, records, monkeypatch):
+    whole = run(engine_of(problem), records)
+    monkeypatch.setattr(infer, "_LONGEST_CHUNK", 7)
+    pieces = run(engine_of(problem), records)
+    np.testing.assert_array_equal(whole.trace.steps, pieces.trace.steps)
+    np.testing.assert_array_equal(whole.trace.loc, pieces.trace.loc)
+
+
+@pytest.mark.parametrize(("steps", "every"), [(400, 10), (37, 10), (5, 100), (400, 399), (1, 1)])
+def test_trace_has_the_first_the_multiples_and_the_last(problem, records, steps, every):
+    done = run(engine_of(problem), records, steps=steps, every=every)
+    wanted = sorted({*range(0, steps + 1, every), steps})
+    assert done.trace.steps.tolist() == wanted
+    assert done.trace.loc.shape == (len(wanted), DIM)
+    np.testing.assert_array_equal(done.trace.loc[0], np.zeros(DIM))
+    np.testing.assert_array_equal(done.trace.last.loc, done.state.params.loc)
+
+
+def test_two_runs_one_after_the_other_continue(problem, records):
+    engine = engine_of(problem)
+    first = run(engine, records, steps=100)
+    second = run(engine, records, steps=300, state=first.state)
+    whole = first.trace.then(second.trace)
+    assert whole.steps.tolist() == list(range(0, 401, 10))
+    with pytest.raises(ValueError, match="does not follow"):
+        second.trace.then(first.trace)
+
+
+def test_no_step_beyond_the_plan(problem, records):
+    with pytest.raises(BudgetExceededError, match="pays for 400"):
+        run(engine_of(problem), records, steps=401)
+    done = run(engine_of(problem), records)
+    with pytest.raises(BudgetExceededError):
+        run(engine_of(problem), records, steps=1, state=done.state)
+
+
+def test_full_batches_and_empty_batches(problem, records):
+    everything = run(engine_of(problem, plan_of(sampling_prob=1.0)), records)
+    assert np.isfinite(everything.trace.loc).all()
+    rare = run(engine_of(problem, plan_of(sampling_prob=0.001)), records)
+    assert np.isfinite(rare.trace.loc).all()
+
+
+def test_division_is_by_the_expected_batch_size(problem, records):
+    """The step for an empty batch is that of the noise and the prior, divided by q N."""
+    engine = engine_of(problem)
+    state, eta = start(engine), jnp.zeros(DIM)
+    batch, padding = infer.select_batch(records, jnp.zeros(10, jnp.int32), jnp.int32(0))
+    noise = jnp.array([1.0, 2.0, 3.0])
+    sgd = infer.make_engine(problem, engine.family, engine.variant, optax.sgd(1.0), engine.plan)
+    after, info = sgd.step(sgd.init(state.key, jnp.zeros(DIM), 0.1), eta, batch, padding, noise)
+    np.testing.assert_array_equal(info.release, noise)
+    np.testing.assert_allclose(after.params.loc, noise / (0.2 * 50), rtol=1e-6)
+
+
+def test_rows_that_are_not_finite_change_nothing(problem, records):
+    spoilt = {"x": records["x"].at[3].set(jnp.nan), "y": records["y"].at[4].set(jnp.inf)}
+    without = {
+        "x": jnp.delete(records["x"], jnp.array([3, 4]), axis=0),
+        "y": jnp.delete(records["y"], jnp.array([3, 4]), axis=0),
+    }
+    engine = engine_of(problem)
+    state, eta = start(engine), jnp.ones(DIM)
+    release = [
+        engine.step(state, eta, data, jnp.zeros(len(data["y"]), bool), jnp.zeros(DIM))[1].release
+        for data in (spoilt, without)
+    ]
+    np.testing.assert_allclose(release[0], release[1], rtol=1e-5, atol=1e-6)
+
+
+def test_interrupt_stops_between_chunks_and_keeps_what_was_released(problem, records, monkeypatch):
+    monkeypatch.setattr(infer, "_LONGEST_CHUNK", 50)
+    plan = plan_of(num_steps=10_000_000)
+    threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    done = run(engine_of(problem, plan), records, steps=10_000_000, every=1000)
+    assert done.interrupted
+    assert 0 < int(done.state.step) < 10_000_000
+    assert done.trace.steps[-1] == int(done.state.step)
+    assert time.monotonic() - began < 60
+    # The ordinary handler is back.
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

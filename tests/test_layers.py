@@ -1,0 +1,69 @@
+"""The plan of the house: a module imports only what stands above it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import dpvim
+
+ROOT = Path(dpvim.__file__).parent
+# From the ground up; modules in one row may import each other.
+LAYERS = [
+    {"_validate", "types"},
+    {"accounting", "plan", "statement"},
+    {"randomness", "sampling", "noise", "mechanism"},
+    {"family", "variants", "estimator"},
+    {"progress", "trace", "infer"},
+    {"metrics", "convergence", "averaging", "posterior"},
+    {"models"},
+    {"svi", "fitting"},
+    {"experiments"},
+    {"__init__"},
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+HEAVY = {"numpyro", "pandas"}
+
+
+def modules():
+    return sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
+
+
+def layer_of(path: Path) -> str:
+    return path.parts[0] if len(path.parts) > 1 else path.stem
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            base = node.module or ""
+            if base == "dpvim":
+                found |= {f"dpvim.{alias.name}" for alias in node.names}
+            else:
+                found.add(base)
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=str)
+def test_imports_point_upwards(path):
+    rank = RANK[layer_of(path)]
+    for name in imports_of(path):
+        if name.startswith("dpvim."):
+            assert RANK[name.split(".")[1]] <= rank, f"{path} must not import {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=str)
+def test_numpyro_and_pandas_stay_below_the_bridge(path):
+    if RANK[layer_of(path)] < RANK["models"]:
+        assert not {name.split(".")[0] for name in imports_of(path)} & HEAVY
+
+
+def test_accounting_needs_no_jax():
+    for name in ("accounting", "plan", "statement"):
+        assert "jax" not in imports_of(Path(f"{name}.py"))

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpvim.noise import GaussianNoise
+from dpvim.randomness import SecretStreams
+
+STDDEV = 3.7
+
+
+def draw(stddev=STDDEV, seed=1, steps=2000, size=25):
+    return GaussianNoise(SecretStreams(seed), stddev=stddev, size=size).draw(steps)
+
+
+def test_scale_is_right_and_the_test_can_tell():
+    """KS accepts the right scale and rejects two thirds and three halves of it."""
+    noise = draw().ravel()
+
+    def p_value(scale):
+        return stats.kstest(noise, stats.norm(0, scale).cdf).pvalue
+
+    assert p_value(STDDEV) > 0.01
+    assert p_value(STDDEV * 2 / 3) < 1e-9
+    assert p_value(STDDEV * 3 / 2) < 1e-9
+    assert noise.std() == pytest.approx(STDDEV, rel=0.01)
+
+
+def test_coordinates_and_steps_are_uncorrelated():
+    noise = draw()
+    across = np.corrcoef(noise.T)[np.triu_indices(noise.shape[1], 1)]
+    along = [np.corrcoef(noise[:-1, j], noise[1:, j])[0, 1] for j in range(noise.shape[1])]
+    bound = 5 / np.sqrt(len(noise))
+    assert np.abs(across).max() < bound
+    assert np.abs(along).max() < bound
+
+
+def test_no_value_twice():
+    noise = draw(steps=400)
+    assert len(np.unique(noise)) > 0.999 * noise.size
+
+
+def test_stream_does_not_depend_on_how_much_is_drawn_at_a_time():
+    source = GaussianNoise(SecretStreams(1), stddev=STDDEV, size=25)
+    pieces = np.concatenate([source.draw(n) for n in (1, 7, 92)])
+    np.testing.assert_array_equal(pieces, draw(steps=100))
+
+
+def test_tails_reach_beyond_single_precision():
+    """A float32 normal by inversion ends at 5.42; this one does not."""
+    assert np.abs(draw(stddev=1.0, steps=40_000, size=2500)).max() > 5.43
+
+
+def test_zero_noise_for_nonprivate_runs():
+    assert not draw(stddev=0.0).any()

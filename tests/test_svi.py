@@ -1,0 +1,78 @@
+"""The step-by-step face."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import optax
+import pytest
+from conftest import linear_model
+
+import dpvim
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(200, 3)).astype(np.float32)
+Y = (X @ np.array([1.0, -0.5, 0.2]) + RNG.normal(size=200)).astype(np.float32)
+
+
+def svi_of(*, plan=None, family="mean_field", **options):
+    plan = plan or dpvim.PrivacyPlan(
+        num_examples=200, sampling_prob=0.1, num_steps=30, clip_norm=1.0, noise_multiplier=2.0
+    )
+    return dpvim.DPSVI(linear_model, family, optax.adam(1e-2), plan, **options)
+
+
+def test_a_loop_of_updates_is_a_run():
+    svi = svi_of(seed=1)
+    state = svi.init(jax.random.key(0), X, Y)
+    for _ in range(30):
+        state, info = svi.update(state, X, Y)
+        assert info.release.shape == info.latent.shape == (3,)
+    result = svi_of(seed=1).run(jax.random.key(0), 30, X, Y, progress_bar=False)
+    for name, value in svi.get_params(state).items():
+        np.testing.assert_allclose(value, result.params[name], rtol=1e-5, atol=1e-6)
+
+
+def test_updates_stop_where_the_budget_ends():
+    svi = svi_of()
+    state = svi.run(jax.random.key(0), 30, X, Y, progress_bar=False).state
+    with pytest.raises(dpvim.BudgetExceededError, match="30 steps"):
+        svi.update(state, X, Y)
+    assert svi.privacy(state, delta=1e-3).epsilon == svi.plan.epsilon(1e-3)
+
+
+def test_run_continues_from_a_state():
+    svi = svi_of()
+    first = svi.run(jax.random.key(0), 10, X, Y, progress_bar=False)
+    assert svi.privacy(first.state, delta=1e-3).epsilon < svi.plan.epsilon(1e-3)
+    second = svi.run(jax.random.key(0), 20, X, Y, init_state=first.state, progress_bar=False)
+    assert int(second.state.step) == 30
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("mean_field", {"auto_loc", "auto_scale"}),
+        ("full_rank", {"auto_loc", "auto_scale_tril"}),
+    ],
+)
+def test_parameters_have_numpyros_names(family, names):
+    svi = svi_of(family=family)
+    state = svi.init(jax.random.key(0), X, Y)
+    assert svi.get_params(state).keys() == names
+
+
+def test_a_plan_must_be_calibrated():
+    plan = dpvim.PrivacyPlan(num_examples=200, sampling_prob=0.1, num_steps=30, clip_norm=1.0)
+    with pytest.raises(ValueError, match="calibrate"):
+        svi_of(plan=plan)
+
+
+def test_data_must_match_the_plan():
+    with pytest.raises(ValueError, match="200 records"):
+        svi_of().init(jax.random.key(0), X[:100], Y[:100])
+
+
+def test_before_init_there_is_no_family():
+    with pytest.raises(RuntimeError, match="init"):
+        _ = svi_of().family
