@@ -230,9 +230,7 @@ def test_resume_takes_the_steps_that_are_left():
     whole = quick(num_steps=60, trace_every=10)
     svi = whole.svi
     part = svi.run(jax.random.key(0), 25, X, Y, progress_bar=False, trace_every=10)
-    stopped = dpvim.Fit(
-        svi.plan, svi.privacy(part.state, delta=1e-4), part.trace, part.state, svi, 10
-    )
+    stopped = dpvim.Fit(svi.plan, svi.privacy(part.state, delta=1e-4), part.trace, part.state, svi)
     assert stopped.interrupted
     done = stopped.resume(X, Y)
     assert not done.interrupted

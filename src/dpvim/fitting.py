@@ -30,7 +30,7 @@ from dpvim.progress import wanted
 from dpvim.randomness import fresh_key
 from dpvim.statement import NoPrivacy, PrivacyStatement
 from dpvim.svi import DPSVI
-from dpvim.trace import Trace, default_trace_every
+from dpvim.trace import Trace
 from dpvim.types import NotForReleaseWarning, Relation
 from dpvim.variants import make_variant
 
@@ -45,7 +45,6 @@ class Fit:
         trace: Snapshots of the variational parameters, the initial value first.
         state: Where the run ended.
         svi: What took the steps; knows the model, its sites and the family.
-        trace_every: Steps between snapshots.
     """
 
     plan: Plan
@@ -53,7 +52,6 @@ class Fit:
     trace: Trace
     state: State
     svi: DPSVI
-    trace_every: int
 
     @property
     def posterior(self) -> Posterior:
@@ -276,9 +274,6 @@ def _fit(
     )
     svi.adopt(bridged, inputs)
     num_steps = svi.plan.num_steps
-    trace_every = settings.trace_every
-    if trace_every is None:
-        trace_every = default_trace_every(num_steps=num_steps, num_params=svi.family.num_params)
     key = fresh_key() if settings.seed is None else jax.random.key(settings.seed)
     result = svi.run(
         key,
@@ -286,11 +281,11 @@ def _fit(
         *data,
         progress_bar=wanted(settings.progress),
         init_params=settings.init_params,
-        trace_every=trace_every,
+        trace_every=settings.trace_every,
         **keyword_data,
     )
     privacy = svi.privacy(result.state, delta=delta)
-    return Fit(svi.plan, privacy, result.trace, result.state, svi, trace_every)
+    return Fit(svi.plan, privacy, result.trace, result.state, svi)
 
 
 def _continue(
@@ -302,7 +297,7 @@ def _continue(
         *data,
         init_state=fit.state,
         progress_bar=wanted(progress),
-        trace_every=fit.trace_every,
+        trace_every=fit.trace.every,
         **keyword_data,
     )
     delta = fit.privacy.delta if isinstance(fit.privacy, PrivacyStatement) else None

@@ -10,7 +10,7 @@ import functools
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -74,11 +74,10 @@ class Engine(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Where a run ended. `interrupted` tells that it was stopped before its last step."""
+    """Where a run ended: before its last step if it was interrupted."""
 
     state: State
     trace: Trace
-    interrupted: bool
 
 
 def make_engine(
@@ -181,47 +180,139 @@ def run(
         Takes no step that the plan does not pay for. The result does not depend on how the steps
         are cut into chunks.
     """
-    first = int(state.step)
-    if first + num_steps > engine.plan.num_steps:
-        raise BudgetExceededError(
-            f"{num_steps} steps from step {first} on: the plan pays for {engine.plan.num_steps} "
-            "in all. Ask for fewer, or make a plan for more."
-        )
+    _check_budget(engine, int(state.step), num_steps)
     supply = Supply(engine, num_rows_of(data), streams)
     capacity = _chunk_capacity(engine, supply.batch_size, trace_every, num_steps)
     run_chunk = jax.jit(functools.partial(_run_chunk, engine))
-    steps, snapshots = [first], [_one_snapshot(state.params)]
-    done, pace = 0, _Pace(capacity)
+    state, steps, snapshots = _loop(
+        functools.partial(run_chunk, data=data),
+        supply.draw,
+        state,
+        span=(int(state.step), num_steps),
+        capacity=capacity,
+        trace_every=trace_every,
+        progress=progress,
+    )
+    return Run(state, Trace.stack(steps, snapshots))
 
+
+def run_many(
+    engine: Engine,
+    states: State,
+    data: Record,
+    *,
+    stacked: bool,
+    num_steps: int,
+    streams: Sequence[SecretStreams],
+    trace_every: int,
+    progress: bool = False,
+) -> list[Run]:
+    """Independent runs as one vectorised program.
+
+    Args:
+        engine: Shared by all runs.
+        states: One initial state a run, stacked; all at the same step.
+        data: The records of all runs, or with `stacked` a leading axis of one data set a run.
+        stacked: Whether every run has data of its own.
+        num_steps: Steps of each run.
+        streams: The randomness of each run.
+        trace_every: Steps between snapshots.
+        progress: Show a progress bar.
+    """
+    first = int(states.step[0])
+    _check_budget(engine, first, num_steps)
+    one = jax.tree.map(lambda leaf: leaf[0], data) if stacked else data
+    supplies = [Supply(engine, num_rows_of(one), each) for each in streams]
+
+    def draw(length: int, capacity: int) -> tuple[Batches, np.ndarray]:
+        drawn = [supply.draw(length, capacity) for supply in supplies]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *drawn)
+
+    capacity = _chunk_capacity(engine, supplies[0].batch_size, trace_every, num_steps)
+    in_axes = (0, 0 if stacked else None, 0, 0, None)
+    run_chunks = jax.jit(jax.vmap(functools.partial(_run_chunk, engine), in_axes))
+    states, steps, snapshots = _loop(
+        lambda state, batches, noise, bounds: run_chunks(state, data, batches, noise, bounds),
+        draw,
+        states,
+        span=(first, num_steps),
+        capacity=max(1, capacity // len(supplies)),
+        trace_every=trace_every,
+        progress=progress,
+        axis=1,
+    )
+    return [
+        Run(
+            jax.tree.map(lambda leaf, i=i: leaf[i], states),
+            Trace.stack(steps, [jax.tree.map(lambda leaf, i=i: leaf[i], s) for s in snapshots]),
+        )
+        for i in range(len(supplies))
+    ]
+
+
+def _loop(
+    run_chunk: Callable[..., tuple[State, Params]],
+    draw: Callable[[int, int], tuple[Batches, np.ndarray]],
+    state: State,
+    *,
+    span: tuple[int, int],
+    capacity: int,
+    trace_every: int,
+    progress: bool,
+    axis: int = 0,
+) -> tuple[State, list[int], list[Params]]:
+    """Chunk after chunk until the span is done or Ctrl-C is pressed.
+
+    Returns the last state, the numbers of the steps with a snapshot, and the snapshots in pieces,
+    which have their snapshots along `axis`.
+    """
+    first, num_steps = span
+
+    def one_snapshot(params: Params) -> Params:
+        return jax.tree.map(lambda leaf: np.expand_dims(np.asarray(leaf), axis), params)
+
+    steps, snapshots = [first], [one_snapshot(state.params)]
+    done, pace = 0, _Pace(capacity)
     with (
         ProgressBar(num_steps, show=progress) as bar,
         ThreadPoolExecutor(1, "dpvim-supply") as background,
         _stop_on_interrupt() as stopped,
     ):
         length = min(pace.next_length(), num_steps)
-        drawing = background.submit(supply.draw, length, capacity)
+        drawing = background.submit(draw, length, capacity)
         while done < num_steps and not stopped():
             (batches, noise), this_length = drawing.result(), length
             length = min(pace.next_length(), num_steps - done - this_length)
             if length > 0:
-                drawing = background.submit(supply.draw, length, capacity)
+                drawing = background.submit(draw, length, capacity)
             start = first + done
             ends, is_snapshot = _segments(start, this_length, trace_every, first + num_steps)
             bounds = np.full(capacity // trace_every + 3, this_length, np.int32)
             bounds[: len(ends) + 1] = [0, *(end - start for end in ends)]
             began = time.perf_counter()
-            state, seen = jax.block_until_ready(run_chunk(state, data, batches, noise, bounds))
+            state, seen = jax.block_until_ready(
+                run_chunk(state, batches=batches, noise=noise, bounds=bounds)
+            )
             pace.record(this_length, time.perf_counter() - began)
             done += this_length
             kept = np.flatnonzero(is_snapshot)
             steps += [ends[i] for i in kept]
-            snapshots.append(jax.tree.map(lambda leaf, at=kept: np.asarray(leaf)[at], seen))
+            snapshots.append(
+                jax.tree.map(lambda leaf, at=kept: np.take(np.asarray(leaf), at, axis), seen)
+            )
             bar.advance(this_length)
-        interrupted = done < num_steps
-        if interrupted and steps[-1] != first + done:
-            steps.append(first + done)
-            snapshots.append(_one_snapshot(state.params))
-    return Run(state, Trace.stack(steps, snapshots), interrupted)
+    if steps[-1] != first + done:  # interrupted between two snapshots
+        steps.append(first + done)
+        snapshots.append(one_snapshot(state.params))
+    return state, steps, snapshots
+
+
+def _check_budget(engine: Engine, first: int, num_steps: int) -> None:
+    if first + num_steps > engine.plan.num_steps:
+        raise BudgetExceededError(
+            f"{num_steps} steps from step {first} on: the plan pays for {engine.plan.num_steps} "
+            "in all. Ask for fewer, or make a plan for more."
+        )
 
 
 def _run_chunk(
@@ -303,7 +394,3 @@ def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
         yield pressed.is_set
     finally:
         signal.signal(signal.SIGINT, previous)
-
-
-def _one_snapshot(params: Params) -> Params:
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[None], params)

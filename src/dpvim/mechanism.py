@@ -8,8 +8,9 @@ only, and E is applied once to the sum:
 
 >>> import jax.numpy as jnp
 >>> gradients = jnp.array([[3.0, 4.0], [0.3, 0.4], [jnp.nan, 0.0], [9.0, 9.0]])
->>> clipped_sum(gradients, jnp.ones(2), jnp.array([False, False, False, True]), 1.0)
-Array([0.9      , 1.1999991], dtype=float32)
+>>> total = clipped_sum(gradients, jnp.ones(2), jnp.array([False, False, False, True]), 1.0)
+>>> [f"{value:.3f}" for value in total]
+['0.900', '1.200']
 """
 
 from __future__ import annotations

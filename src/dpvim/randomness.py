@@ -23,15 +23,16 @@ class SecretStreams:
             whoever knows it can take the noise away.
         start_step: Where the run starts. A continued run derives other keys, so that no noise is
             ever used twice.
+        run: Number of the run among those of one seed; every run derives keys of its own.
 
     Guarantees:
         Without a seed every generator has a fresh 256-bit key from the operating system, which
         exists nowhere but in the generator.
     """
 
-    def __init__(self, seed: int | None = None, *, start_step: int = 0) -> None:
+    def __init__(self, seed: int | None = None, *, start_step: int = 0, run: int = 0) -> None:
         self._seed = seed
-        self._start_step = start_step
+        self._place = f"{start_step}/{run}"
 
     def generator(self, purpose: str) -> np.random.Generator:
         return np.random.Generator(ChaCha(key=self._key(purpose), rounds=20))
@@ -39,7 +40,7 @@ class SecretStreams:
     def _key(self, purpose: str) -> int:
         if self._seed is None:
             return secrets.randbits(256)
-        text = f"dpvim/{purpose}/{self._start_step}/{self._seed}".encode()
+        text = f"dpvim/{purpose}/{self._place}/{self._seed}".encode()
         return int.from_bytes(hashlib.sha256(text).digest(), "little")
 
     def __repr__(self) -> str:

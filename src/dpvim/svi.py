@@ -29,9 +29,20 @@ from numpyro.infer.autoguide import AutoGuide
 
 from dpvim import _validate
 from dpvim.family import FAMILIES, Family, Params
-from dpvim.infer import Engine, Info, Run, State, Supply, eta_for, make_engine, run, select_batch
+from dpvim.infer import (
+    Engine,
+    Info,
+    Run,
+    State,
+    Supply,
+    eta_for,
+    make_engine,
+    run,
+    run_many,
+    select_batch,
+)
 from dpvim.models.bridge import BridgedModel, bridge
-from dpvim.models.data import ModelInput, prepare
+from dpvim.models.data import ModelInput, is_constant, prepare
 from dpvim.models.guides import family_name, guide_for
 from dpvim.plan import NonPrivatePlan, Plan, PrivacyPlan
 from dpvim.randomness import SecretStreams
@@ -171,20 +182,61 @@ class DPSVI:
             init_state = self.init(key, *args, init_params=init_params, **kwargs)
         inputs = self._read(args, kwargs)
         self._last_seen = None
-        if trace_every is None:
-            trace_every = default_trace_every(
-                num_steps=num_steps, num_params=self.family.num_params
-            )
         done: Run = run(
             self._engine,
             init_state,
             inputs.records,
             num_steps=num_steps,
             streams=SecretStreams(self.seed, start_step=int(init_state.step)),
-            trace_every=_validate.positive_int("trace_every", trace_every),
+            trace_every=self._trace_every(trace_every, num_steps),
             progress=progress_bar,
         )
-        return RunResult(self.get_params(done.state), done.state, done.trace, done.interrupted)
+        stopped = int(done.state.step) < int(init_state.step) + num_steps
+        return RunResult(self.get_params(done.state), done.state, done.trace, stopped)
+
+    def run_many(
+        self,
+        key: Array,
+        num_runs: int,
+        num_steps: int,
+        *args: Any,
+        stacked: bool = False,
+        progress_bar: bool = True,
+        init_params: dict[str, Any] | None = None,
+        trace_every: int | None = None,
+        **kwargs: Any,
+    ) -> list[RunResult]:
+        """`num_runs` independent runs as one vectorised program: for experiments.
+
+        With `stacked` the data have a leading axis of runs, and every run has a data set of its
+        own. Each run costs what it would cost by itself; runs on the same data add up.
+        """
+        num_runs = _validate.positive_int("num_runs", num_runs)
+        records = prepare(args, kwargs).records
+        one_args, one_kwargs = jax.tree.map(
+            lambda leaf: leaf[0] if stacked and not is_constant(leaf) else leaf, (args, kwargs)
+        )
+        states = [
+            self.init(each, *one_args, init_params=init_params, **one_kwargs)
+            for each in jax.random.split(key, num_runs)
+        ]
+        self._last_seen = None
+        done = run_many(
+            self._engine,
+            jax.tree.map(lambda *leaves: jnp.stack(leaves), *states),
+            records,
+            stacked=stacked,
+            num_steps=_validate.positive_int("num_steps", num_steps),
+            streams=[SecretStreams(self.seed, run=i) for i in range(num_runs)],
+            trace_every=self._trace_every(trace_every, num_steps),
+            progress=progress_bar,
+        )
+        return [
+            RunResult(
+                self.get_params(one.state), one.state, one.trace, int(one.state.step) < num_steps
+            )
+            for one in done
+        ]
 
     # -- what else one may ask ----------------------------------------------------------------
 
@@ -251,6 +303,11 @@ class DPSVI:
             self.adopt(bridge(self.model, inputs), inputs)
         self._last_seen = (leaves, inputs)
         return inputs
+
+    def _trace_every(self, given: int | None, num_steps: int) -> int:
+        if given is not None:
+            return _validate.positive_int("trace_every", given)
+        return default_trace_every(num_steps=num_steps, num_params=self.family.num_params)
 
     def _ready(self) -> DPSVI:
         if self._shapes is None:

@@ -43,6 +43,11 @@ class Trace:
         return np.asarray(self.params.raw_tril)
 
     @property
+    def every(self) -> int:
+        """Steps between snapshots."""
+        return int(self.steps[1] - self.steps[0]) if len(self) > 1 else 1
+
+    @property
     def last(self) -> Params:
         """The newest snapshot."""
         return self[-1]

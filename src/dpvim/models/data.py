@@ -38,7 +38,7 @@ def prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInput:
     they are.
     """
     leaves, structure = jax.tree.flatten_with_path((args, kwargs))
-    is_data = [not (isinstance(leaf, _CONSTANTS) or callable(leaf)) for _, leaf in leaves]
+    is_data = [not is_constant(leaf) for _, leaf in leaves]
     arrays = {
         _name_of(path): _numeric_array(_name_of(path), leaf)
         for (path, leaf), data in zip(leaves, is_data, strict=True)
@@ -62,6 +62,11 @@ def prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInput:
         return model(*model_args, **model_kwargs)
 
     return ModelInput([jnp.asarray(array) for array in arrays.values()], num_rows, call)
+
+
+def is_constant(leaf: Any) -> bool:
+    """Whether an argument (or a part of one) is a public constant rather than data."""
+    return isinstance(leaf, _CONSTANTS) or callable(leaf)
 
 
 def _numeric_array(name: str, leaf: Any) -> np.ndarray:
