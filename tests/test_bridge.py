@@ -227,6 +227,11 @@ def test_a_scale_that_the_user_put_on_a_site_is_kept():
     )
 
 
+def test_outcomes_of_zeros_and_ones_may_be_floats():
+    found, _ = bridged(logistic_model, (X, Y.astype(np.float32)))
+    assert found.space.dim == 4
+
+
 def test_keyword_data_and_pytrees():
     def model(data, *, offset):
         return linear_model(data["X"] + offset, data["y"])

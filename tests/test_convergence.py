@@ -14,6 +14,7 @@ from dpvim import convergence
 from dpvim.convergence import (
     WINDOW_RULES,
     auto_windows,
+    autocorrelation_time,
     drift_score,
     effective_sample_size,
     rhat_windows,
@@ -151,6 +152,10 @@ def test_units_matter_to_the_slope():
     assert slope_windows(10 * trace).converged.mean() < 0.5
 
 
+def test_one_snapshot_shows_nothing_however_little_is_asked_for():
+    assert not auto_windows(np.zeros((1, 3)), min_times=0.5).converged.any()
+
+
 # Slope
 
 
@@ -239,7 +244,7 @@ def test_rhat_overlooks_a_far_start_where_auto_does_not():
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.9, 0.97, -0.3])
 def test_autocorrelation_time_of_ar1(rho):
     window = ar1(rho, (20_000, 20), seed=13)
-    time = np.mean(len(window) / effective_sample_size(window))
+    time = np.mean(autocorrelation_time(window))
     truth = (1 + rho) / (1 - rho)
     assert accepts(time, truth)
     assert not accepts(time, truth * 2 / 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -188,7 +189,7 @@ def test_nonprivate_fit_cannot_be_mistaken():
     ],
 )
 def test_numpyro_guides_name_families(family, name):
-    assert quick(family=family).svi.family.name == name
+    assert quick(family=family).family.name == name
 
 
 def test_results_plug_into_predictive():
@@ -197,8 +198,9 @@ def test_results_plug_into_predictive():
     assert draws["y"].shape == (5, 400)
     from_guide = Predictive(fit.guide, params=fit.params, num_samples=2000)
     w = np.asarray(from_guide(jax.random.key(0), X, Y)["w"])
-    np.testing.assert_allclose(w.mean(axis=0), fit.posterior.loc, atol=0.02)
-    np.testing.assert_allclose(np.cov(w.T), fit.posterior.covariance, atol=0.003)
+    last = fit.posterior_at("last", noise_aware=None)
+    np.testing.assert_allclose(w.mean(axis=0), last.loc, atol=0.02)
+    np.testing.assert_allclose(np.cov(w.T), last.covariance, atol=0.003)
 
 
 def test_initial_values_by_site_name():
@@ -220,7 +222,7 @@ def test_interrupted_fit_reports_what_it_spent_and_resumes(monkeypatch):
     assert fit.interrupted
     assert 0 < fit.privacy.epsilon < 2.0
     assert "stopped early" in str(fit.privacy)
-    assert fit.privacy.to_dict()["num_steps"] == fit.trace.steps[-1] == int(fit.state.step)
+    assert fit.privacy.to_dict()["num_steps"] == fit.trace.steps[-1] == int(fit.session.state.step)
 
     short = quick(num_steps=60, trace_every=10)
     assert short.resume(X, Y) is short
@@ -228,9 +230,14 @@ def test_interrupted_fit_reports_what_it_spent_and_resumes(monkeypatch):
 
 def test_resume_takes_the_steps_that_are_left():
     whole = quick(num_steps=60, trace_every=10)
-    svi = whole.svi
+    svi = whole.session.svi
     part = svi.run(jax.random.key(0), 25, X, Y, progress_bar=False, trace_every=10)
-    stopped = dpvim.Fit(svi.plan, svi.privacy(part.state, delta=1e-4), part.trace, part.state, svi)
+    stopped = dataclasses.replace(
+        whole,
+        privacy=svi.privacy(part.state, delta=1e-4),
+        trace=part.trace,
+        session=whole.session._replace(state=part.state),
+    )
     assert stopped.interrupted
     done = stopped.resume(X, Y)
     assert not done.interrupted

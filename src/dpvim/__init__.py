@@ -1,14 +1,17 @@
 """Differentially private variational inference for NumPyro models."""
 
+from dpvim.estimates import DivergedError
 from dpvim.family import FAMILIES
-from dpvim.fitting import Fit, fit, fit_nonprivate
+from dpvim.fitting import Fit, fit, fit_nonprivate, load
 from dpvim.plan import PrivacyPlan
 from dpvim.posterior import Posterior
+from dpvim.saving import FileError
 from dpvim.statement import PrivacyStatement
 from dpvim.svi import DPSVI
 from dpvim.trace import Trace
 from dpvim.types import (
     BudgetExceededError,
+    ConvergenceWarning,
     ModelError,
     NotForReleaseWarning,
     PrivacyWarning,
@@ -23,6 +26,9 @@ __all__ = [
     "FAMILIES",
     "VARIANTS",
     "BudgetExceededError",
+    "ConvergenceWarning",
+    "DivergedError",
+    "FileError",
     "Fit",
     "ModelError",
     "NotForReleaseWarning",
@@ -34,4 +40,5 @@ __all__ = [
     "Trace",
     "fit",
     "fit_nonprivate",
+    "load",
 ]

@@ -8,8 +8,8 @@ times one entry of g. That is why per-example gradients are never wider than d.
 >>> import jax.numpy as jnp
 >>> family = mean_field(3)
 >>> params = family.init(jnp.zeros(3), 0.1)
->>> jnp.round(family.scale_tril(params).diagonal(), 3).tolist() == jnp.full(3, 0.1).tolist()
-True
+>>> [f"{scale:.2f}" for scale in family.factor(params)]
+['0.10', '0.10', '0.10']
 """
 
 from __future__ import annotations
@@ -67,12 +67,14 @@ class Family(NamedTuple):
     Attributes:
         name: What it is called in `FAMILIES`.
         dim: d.
+        scale_transform: Name of T in `SCALE_TRANSFORMS`.
         num_params: Length of a packed parameter vector, dim xi.
         init: ``(loc, scale) -> params``.
         base_draw: ``key -> eta``.
         reparametrise: ``(params, eta) -> latent``, f(xi, eta).
         entropy: ``params -> H(q)``.
-        scale_tril: ``params -> L`` with covariance ``L L'``.
+        factor: ``params ->`` standard deviations [d] if coordinates are independent, else the
+            Cholesky factor [d, d] of the covariance.
         pack, unpack: parameters (or their gradients) to a flat vector and back.
         slopes: ``(params, eta) ->`` pytree like params, first axis d: how much each parameter
             moves its latent coordinate. None for a family without that structure.
@@ -81,12 +83,13 @@ class Family(NamedTuple):
 
     name: str
     dim: int
+    scale_transform: str
     num_params: int
     init: Callable[[Latent, float], Params]
     base_draw: Callable[[Array], Array]
     reparametrise: Callable[[Params, Array], Latent]
     entropy: Callable[[Params], Scalar]
-    scale_tril: Callable[[Params], Float[Array, "d d"]]
+    factor: Callable[[Params], Float[Array, " d"] | Float[Array, "d d"]]
     pack: Callable[[Params], Float[Array, " k"]]
     unpack: Callable[[Float[Array, " k"]], Params]
     slopes: Callable[[Params, Array], Params] | None = None
@@ -137,12 +140,13 @@ def mean_field(dim: int, scale_transform: str = "softplus") -> Family:
     return Family(
         name="mean_field",
         dim=dim,
+        scale_transform=transform.name,
         num_params=2 * dim,
         init=init,
         base_draw=lambda key: jax.random.normal(key, (dim,)),
         reparametrise=reparametrise,
         entropy=lambda params: _gaussian_entropy(transform.forward(params.raw_scale)),
-        scale_tril=lambda params: jnp.diag(transform.forward(params.raw_scale)),
+        factor=lambda params: transform.forward(params.raw_scale),
         pack=lambda params: jnp.concatenate(params),
         unpack=lambda flat: MeanField(flat[:dim], flat[dim:]),
         slopes=slopes,
@@ -178,12 +182,13 @@ def full_rank(dim: int, scale_transform: str = "softplus") -> Family:
     return Family(
         name="full_rank",
         dim=dim,
+        scale_transform=transform.name,
         num_params=dim + dim * (dim + 1) // 2,
         init=init,
         base_draw=lambda key: jax.random.normal(key, (dim,)),
         reparametrise=lambda params, eta: params.loc + scale_tril(params) @ eta,
         entropy=lambda p: _gaussian_entropy(transform.forward(jnp.diagonal(p.raw_tril))),
-        scale_tril=scale_tril,
+        factor=scale_tril,
         pack=lambda params: jnp.concatenate([params.loc, params.raw_tril[rows, columns]]),
         unpack=unpack,
         slopes=slopes,

@@ -1,57 +1,241 @@
-"""The posterior as a user sees it: a Gaussian over the latent, draws by site name."""
+"""The posterior as a user sees it: a Gaussian over the latent, results by site name."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import warnings
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+import pandas as pd
+from jaxtyping import Array, Float
+from numpyro.infer import Predictive
+from scipy import stats
 
 from dpvim import _validate
-from dpvim.family import Family, Params
+from dpvim.estimates import Estimate
+from dpvim.models.latent_space import LatentSpace
 from dpvim.randomness import fresh_key
 
-Constrain: TypeAlias = Callable[[jax.Array], Mapping[str, jax.Array]]
-"""From one flat latent to the values of the model's sites."""
+# Means and intervals of transformed sites come from this many draws with a fixed key, so that
+# they are the same each time they are asked for.
+_DRAWS = 20_000
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Posterior:
     """A Gaussian over the unconstrained latent, and the way back to the model's sites.
 
     Attributes:
-        loc: Mean of the unconstrained latent.
-        scale_tril: Cholesky factor of its covariance.
-        constrain: One latent to a dictionary of constrained values by site name.
+        estimate: The Gaussian, how much of its spread is DP noise, and the windows behind it.
+        space: The model's sites.
+        snapshot_steps: Steps between snapshots, to tell windows in steps.
+        privacy: What the posterior cost, as plain values.
     """
 
-    loc: Float[np.ndarray, " d"]
-    scale_tril: Float[np.ndarray, "d d"]
-    constrain: Constrain
+    estimate: Estimate
+    space: LatentSpace
+    snapshot_steps: int
+    privacy: Mapping[str, Any]
 
-    @classmethod
-    def from_params(cls, family: Family, params: Params, constrain: Constrain) -> Posterior:
-        tril = np.asarray(family.scale_tril(jax.tree.map(jnp.asarray, params)))
-        return cls(np.asarray(params.loc), tril, constrain)
+    # -- the Gaussian --------------------------------------------------------------------------
 
     @property
-    def covariance(self) -> Float[np.ndarray, "d d"]:
-        """Covariance of the unconstrained latent."""
-        return self.scale_tril @ self.scale_tril.T
+    def loc(self) -> Float[np.ndarray, " d"]:
+        """Mean of the unconstrained latent."""
+        return self.estimate.loc
 
     @property
     def scale(self) -> Float[np.ndarray, " d"]:
         """Standard deviations of the unconstrained latent."""
-        return np.sqrt(np.square(self.scale_tril).sum(axis=1))
+        factor = self.estimate.factor
+        return factor if factor.ndim == 1 else np.linalg.norm(factor, axis=1)
+
+    @property
+    def covariance(self) -> Float[np.ndarray, "d d"]:
+        """Covariance of the unconstrained latent."""
+        factor = self.estimate.factor
+        return np.diag(factor**2) if factor.ndim == 1 else factor @ factor.T
+
+    @property
+    def dp_scale(self) -> Float[np.ndarray, " d"]:
+        """Standard deviation that the noise of the run adds to each coordinate."""
+        return self.estimate.dp_scale
+
+    @property
+    def not_converged(self) -> list[str]:
+        """Coordinates whose window failed the convergence rule, by site and index."""
+        converged = self.estimate.windows.converged
+        labels = self.space.raw_labels()
+        return [label for label, passed in zip(labels, converged, strict=True) if not passed]
+
+    # -- the sites -----------------------------------------------------------------------------
 
     def sample(self, n: int, *, seed: int | None = None) -> dict[str, np.ndarray]:
         """`n` draws of every site, on its own scale: arrays of shape [n, ...] by site name."""
         n = _validate.positive_int("n", n)
         key = fresh_key() if seed is None else jax.random.key(seed)
-        eta = jax.random.normal(key, (n, self.loc.size))
-        latents = jnp.asarray(self.loc) + eta @ jnp.asarray(self.scale_tril).T
-        return {name: np.asarray(v) for name, v in jax.vmap(self.constrain)(latents).items()}
+        eta = np.asarray(jax.random.normal(key, (n, self.loc.size)))
+        factor = self.estimate.factor
+        moved = eta * factor if factor.ndim == 1 else eta @ factor.T
+        sites = jax.vmap(self.space.constrain)(jnp.asarray(self.loc + moved, jnp.float32))
+        return {name: np.asarray(value) for name, value in sites.items()}
+
+    def log_prob(self, values: Mapping[str, Any]) -> np.ndarray:
+        """Log-density at values of all sites: one number, or one for each of a batch of values.
+
+        The density is that of the sites on their own scales, as NumPyro counts it: the Gaussian's
+        at the raw values less the log-Jacobian of the way back.
+        """
+        sites = self.space.sites
+        missing = {site.name for site in sites} ^ set(values)
+        if missing:
+            raise ValueError(f"values: expected every site once, differing in {sorted(missing)}.")
+        batched = np.ndim(values[sites[0].name]) > len(sites[0].shape)
+
+        def one(values: dict[str, Array]) -> tuple[Array, Array]:
+            latent = self.space.unconstrain(values)
+            return latent, self.space.log_det(latent)
+
+        arrays = {name: jnp.asarray(value) for name, value in values.items()}
+        latent, log_det = (jax.vmap(one) if batched else one)(arrays)
+        gaussian = stats.multivariate_normal(self.loc, self.covariance, allow_singular=True)
+        return np.asarray(gaussian.logpdf(np.asarray(latent, float)) - np.asarray(log_det))
+
+    @property
+    def mean(self) -> dict[str, np.ndarray]:
+        """Posterior means by site name."""
+        return self._by_site(lambda loc, scale: loc, lambda draws: draws.mean(axis=0))
+
+    @property
+    def std(self) -> dict[str, np.ndarray]:
+        """Posterior standard deviations by site name."""
+        return self._by_site(lambda loc, scale: scale, lambda draws: draws.std(axis=0))
+
+    def interval(self, probability: float = 0.9) -> dict[str, np.ndarray]:
+        """Central intervals by site name: lower and upper end along the last axis."""
+        probability = _validate.open_unit("probability", probability)
+        tails = np.array([(1 - probability) / 2, (1 + probability) / 2])
+        z = stats.norm.ppf(tails)
+        return self._by_site(
+            lambda loc, scale: loc[..., None] + scale[..., None] * z,
+            lambda draws: np.moveaxis(np.quantile(draws, tails, axis=0), 0, -1),
+        )
+
+    def summary(self, probability: float = 0.9) -> pd.DataFrame:
+        """A row for each entry of each site.
+
+        Columns: mean, standard deviation, central interval, the share of the variance that is DP
+        noise, the window (in steps) that it was estimated from, and whether that converged.
+        """
+        mean, std, interval = self.mean, self.std, self.interval(probability)
+        tail = (1 - probability) / 2
+        low, high = (f"{100 * t:g}%" for t in (tail, 1 - tail))
+        tables = []
+        for site, origin in zip(self.space.sites, self._origins(), strict=True):
+            ends = interval[site.name].reshape(-1, 2)
+            table = pd.DataFrame(
+                {
+                    "mean": mean[site.name].ravel(),
+                    "sd": std[site.name].ravel(),
+                    low: ends[:, 0],
+                    high: ends[:, 1],
+                    "dp_share": origin.dp_share,
+                    "window": origin.window,
+                    "converged": origin.converged,
+                },
+                index=site.labels(),
+            )
+            tables.append(table)
+        return pd.concat(tables)
+
+    def predict(
+        self,
+        model: Callable[..., Any],
+        *data: Any,
+        num_samples: int = 1000,
+        seed: int | None = None,
+        **keyword_data: Any,
+    ) -> dict[str, np.ndarray]:
+        """Draws of the model's other sites given new covariates, by NumPyro's Predictive.
+
+        Leave the observations out (or None), and they are predicted.
+        """
+        key = fresh_key() if seed is None else jax.random.key(seed)
+        draws = self.sample(num_samples, seed=seed)
+        predicted = Predictive(model, posterior_samples=draws)(key, *data, **keyword_data)
+        return {name: np.asarray(value) for name, value in predicted.items()}
+
+    def to_arviz(self, num_samples: int = 4000, *, seed: int | None = None) -> Any:
+        """Draws as an ArviZ InferenceData, with the privacy statement in its attributes."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces its next version
+            import arviz
+        draws = {name: v[None] for name, v in self.sample(num_samples, seed=seed).items()}
+        facts = {k: v for k, v in self.privacy.items() if isinstance(v, str | int | float)}
+        facts = {k: int(v) if isinstance(v, bool) else v for k, v in facts.items()}
+        return arviz.from_dict(posterior=draws, posterior_attrs=facts, attrs=facts)
+
+    def __repr__(self) -> str:
+        names = ", ".join(site.name for site in self.space.sites)
+        left = len(self.not_converged)
+        doubt = f", {left} of {self.loc.size} coordinates not converged" if left else ""
+        return f"<Posterior of {names}: d={self.loc.size}{doubt}>"
+
+    # -- inside --------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _draws(self) -> dict[str, np.ndarray]:
+        return self.sample(_DRAWS, seed=0)
+
+    def _by_site(
+        self,
+        exact: Callable[[np.ndarray, np.ndarray], np.ndarray],
+        by_draws: Callable[[np.ndarray], np.ndarray],
+    ) -> dict[str, np.ndarray]:
+        """A statistic of every site: exact where the site is its raw value, else from draws."""
+        locs, scales = self._parts(self.loc), self._parts(self.scale)
+        return {
+            site.name: exact(loc.reshape(site.shape), scale.reshape(site.shape))
+            if site.is_identity
+            else by_draws(self._draws[site.name])
+            for site, loc, scale in zip(self.space.sites, locs, scales, strict=True)
+        }
+
+    def _parts(self, values: np.ndarray) -> list[np.ndarray]:
+        """A vector over the latent, cut into the sites' parts."""
+        return np.split(values, np.cumsum([site.raw_size for site in self.space.sites])[:-1])
+
+    def _origins(self) -> list[_Origin]:
+        """Where the spread of each entry of each site comes from, to first order."""
+        windows = self.estimate.windows
+        parts = [
+            self._parts(np.asarray(values))
+            for values in (self.loc, self.scale, self.dp_scale, windows.lengths, windows.converged)
+        ]
+        origins = []
+        for site, loc, scale, dp_scale, lengths, converged in zip(
+            self.space.sites, *parts, strict=True
+        ):
+            jacobian = np.eye(loc.size) if site.is_identity else np.asarray(site.jacobian(loc))
+            used = np.abs(jacobian) > 0
+            total = jacobian**2 @ scale**2
+            share = np.divide(jacobian**2 @ dp_scale**2, total, where=total > 0, out=total * 0)
+            shortest = np.where(used, lengths, np.iinfo(np.int64).max).min(axis=1)
+            origins.append(
+                _Origin(
+                    share, (shortest - 1) * self.snapshot_steps, (converged | ~used).all(axis=1)
+                )
+            )
+        return origins
+
+
+@dataclasses.dataclass(frozen=True)
+class _Origin:
+    dp_share: np.ndarray
+    window: np.ndarray
+    converged: np.ndarray

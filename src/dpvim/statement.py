@@ -32,34 +32,27 @@ _SEEDED = (
 class PrivacyStatement:
     """The guarantee of a private fit. Every field is public."""
 
-    epsilon: float
-    delta: float
     plan: PrivacyPlan
+    delta: float
+    steps_done: int
     released: str
-    planned_steps: int
     for_testing: bool
+    epsilon: float
 
     private = True
 
     @classmethod
     def of(
-        cls,
-        plan: PrivacyPlan,
-        *,
-        delta: float,
-        steps_done: int,
-        released: str,
-        for_testing: bool,
+        cls, plan: PrivacyPlan, *, delta: float, steps_done: int, released: str, for_testing: bool
     ) -> PrivacyStatement:
         """The statement of `steps_done` steps of `plan`; a run that was stopped costs less."""
-        spent = plan.with_steps(steps_done) if steps_done else None
         return cls(
-            epsilon=spent.epsilon(delta) if spent else 0.0,
+            plan=plan,
             delta=delta,
-            plan=spent or plan,
-            released=released if spent else "nothing (no step was taken)",
-            planned_steps=plan.num_steps,
+            steps_done=steps_done,
+            released=released,
             for_testing=for_testing,
+            epsilon=plan.with_steps(steps_done).epsilon(delta) if steps_done else 0.0,
         )
 
     @property
@@ -81,8 +74,8 @@ class PrivacyStatement:
             "num_examples": plan.num_examples,
             "expected_batch_size": plan.expected_batch_size,
             "max_batch_size": plan.max_batch_size,
-            "num_steps": plan.num_steps if self.epsilon else 0,
-            "planned_steps": self.planned_steps,
+            "num_steps": self.steps_done,
+            "planned_steps": plan.num_steps,
             "accountant": ACCOUNTANT,
             "released": self.released,
             "assumptions": list(self.assumptions),
@@ -90,10 +83,10 @@ class PrivacyStatement:
         }
 
     def __str__(self) -> str:
-        plan, facts = self.plan, self.to_dict()
-        steps = f"{facts['num_steps']:,}"
-        if facts["num_steps"] != self.planned_steps:
-            steps += f" of {self.planned_steps:,} planned (stopped early)"
+        plan = self.plan
+        steps = f"{self.steps_done:,}"
+        if self.steps_done != plan.num_steps:
+            steps += f" of {plan.num_steps:,} planned (stopped early)"
         noise = f"noise multiplier {plan.noise_multiplier:.4g}"
         rows = [
             ("guarantee", f"({self.epsilon:.4g}, {self.delta:.4g})-differential privacy"),

@@ -44,6 +44,7 @@ from dpvim.infer import (
 from dpvim.models.bridge import BridgedModel, bridge
 from dpvim.models.data import ModelInput, is_constant, prepare
 from dpvim.models.guides import family_name, guide_for
+from dpvim.models.latent_space import LatentSpace
 from dpvim.plan import NonPrivatePlan, Plan, PrivacyPlan
 from dpvim.randomness import SecretStreams
 from dpvim.statement import NoPrivacy, PrivacyStatement
@@ -250,9 +251,10 @@ class DPSVI:
         """NumPyro's guide for the parameters of `get_params`."""
         return guide_for(self._family_name, self.model, self._init_scale)
 
-    def constrain(self, latent: Array) -> dict[str, Array]:
-        """Values of the model's sites at one flat latent."""
-        return self._ready()._bridged.space.constrain(latent)
+    @property
+    def space(self) -> LatentSpace:
+        """The model's latent sites."""
+        return self._ready()._bridged.space
 
     def privacy(self, state: State, *, delta: float | None) -> PrivacyStatement | NoPrivacy:
         """The statement for the steps that led to `state`."""
@@ -333,10 +335,8 @@ def _shapes_of(inputs: ModelInput) -> list[Any]:
 
 def numpyro_params(family: Family, params: Params) -> dict[str, Array]:
     """Parameters under the names and in the form of NumPyro's automatic guides."""
-    tril = family.scale_tril(jax.tree.map(jnp.asarray, params))
-    if family.name == "mean_field":
-        return {"auto_loc": params.loc, "auto_scale": jnp.diagonal(tril)}
-    return {"auto_loc": params.loc, "auto_scale_tril": tril}
+    factor = family.factor(jax.tree.map(jnp.asarray, params))
+    return {"auto_loc": params.loc, "auto_scale" if factor.ndim == 1 else "auto_scale_tril": factor}
 
 
 def _as_optax(optimizer: Any) -> optax.GradientTransformation:

@@ -47,3 +47,7 @@ class PrivacyWarning(UserWarning):
 
 class NotForReleaseWarning(PrivacyWarning):
     """The random numbers came from a given seed: the result is for tests and experiments only."""
+
+
+class ConvergenceWarning(UserWarning):
+    """Parts of a posterior come from windows of the trace that have not converged."""

@@ -155,18 +155,19 @@ _PROBE_ROWS = 3
 
 
 def _probes(records: list[Array]) -> list[_Probe]:
-    """Rows in the support of most likelihoods: floats in (0, 1), and wider ones."""
+    """Rows in the support of most likelihoods: floats in (0, 1), wider ones, zeros and ones."""
     rng = np.random.default_rng(0)
 
+    def coins(size: tuple[int, ...]) -> np.ndarray:
+        return rng.integers(0, 2, size)
+
     def make_up(leaf: Array, floats: Callable[..., np.ndarray]) -> Array:
-        shape = (_PROBE_ROWS, *leaf.shape[1:])
         is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-        values = floats(size=shape) if is_float else rng.integers(0, 2, shape)
+        values = (floats if is_float else coins)(size=(_PROBE_ROWS, *leaf.shape[1:]))
         return jnp.asarray(values, leaf.dtype)
 
-    return [
-        _Probe([make_up(leaf, floats) for leaf in records]) for floats in (rng.uniform, rng.normal)
-    ]
+    styles: list[Callable[..., np.ndarray]] = [rng.uniform, rng.normal, coins]
+    return [_Probe([make_up(leaf, floats) for leaf in records]) for floats in styles]
 
 
 def _latent_space(run: _Runner, probes: list[_Probe]) -> LatentSpace:
@@ -214,9 +215,9 @@ def _site(name: str, site: dict[str, Any], elsewhere: dict[str, Any]) -> Site:
             "on the data. Write it on a fixed scale, for instance "
             "high * numpyro.sample('u', Uniform(0, 1))."
         )
-    transform = elementary(biject_to(supports[0]))
     value = site["value"]
-    return Site(name, jnp.shape(value), jnp.shape(transform.inv(value)), transform)
+    raw = elementary(biject_to(supports[0])).inv(value)
+    return Site(name, jnp.shape(value), jnp.shape(raw), supports[0])
 
 
 class _Roles(NamedTuple):

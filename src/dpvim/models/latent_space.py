@@ -12,19 +12,27 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
+from numpyro.distributions import biject_to
+from numpyro.distributions.constraints import Constraint
 from numpyro.distributions.transforms import IdentityTransform, IndependentTransform, Transform
 
 from dpvim.types import Latent, Scalar
 
 
 class Site(NamedTuple):
-    """A latent site: its place in the flat latent and the transform to its support."""
+    """A latent site: its shape, that of its raw (unconstrained) value, and its support."""
 
     name: str
     shape: tuple[int, ...]
     raw_shape: tuple[int, ...]
-    transform: Transform
+    support: Constraint
+
+    @property
+    def transform(self) -> Transform:
+        """From the raw value to the support."""
+        return elementary(biject_to(self.support))
 
     @property
     def raw_size(self) -> int:
@@ -41,6 +49,20 @@ class Site(NamedTuple):
         if self.is_identity:
             return jnp.zeros(())
         return jnp.sum(self.transform.log_abs_det_jacobian(raw, self.transform(raw)))
+
+    def jacobian(self, raw: Array) -> Float[Array, "size raw_size"]:
+        """How every entry of the value moves with every entry of the raw value."""
+        flat = jax.jacobian(lambda r: jnp.reshape(self.constrain(r.reshape(self.raw_shape)), -1))
+        return flat(jnp.reshape(raw, -1))
+
+    def labels(self) -> list[str]:
+        """Names of the entries of the value: ``w[0]``, ``w[1]``; just ``w`` for a number."""
+        return [_label(self.name, index) for index in np.ndindex(self.shape)]
+
+    def raw_labels(self) -> list[str]:
+        """Names of the entries of the raw value, told apart where the two do not match."""
+        name = self.name if self.raw_shape == self.shape else f"{self.name} raw"
+        return [_label(name, index) for index in np.ndindex(self.raw_shape)]
 
     def pull_back(self, raw: Array, gradients: Array) -> Float[Array, "batch raw_size"]:
         """Gradients at the site's value, [batch, *shape], carried to its raw value."""
@@ -92,6 +114,10 @@ class LatentSpace:
     def unconstrain(self, values: dict[str, Array]) -> Latent:
         return self.pack({s.name: s.transform.inv(jnp.asarray(values[s.name])) for s in self.sites})
 
+    def raw_labels(self) -> list[str]:
+        """Names of the coordinates of the latent."""
+        return [label for site in self.sites for label in site.raw_labels()]
+
     def log_det(self, latent: Latent) -> Scalar:
         """Log-Jacobian of the way from the latent to the sites."""
         raw = self.unpack(latent)
@@ -103,6 +129,10 @@ class LatentSpace:
         return jnp.concatenate(
             [site.pull_back(raw[site.name], gradients[site.name]) for site in self.sites], axis=1
         )
+
+
+def _label(name: str, index: tuple[int, ...]) -> str:
+    return f"{name}[{', '.join(map(str, index))}]" if index else name
 
 
 def elementary(transform: Transform) -> Transform:

@@ -1,0 +1,193 @@
+"""Fits as files: arrays and a page of json in one archive, no code.
+
+A saved fit holds what was released (the trace), the plan, the statement and the supports of the
+sites. That is enough to draw from the posterior without the data and without the model's source.
+Nothing in a file is ever executed: arrays are read without pickle, names are looked up in fixed
+tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpyro.distributions import constraints
+
+from dpvim.family import FAMILIES, Family, FullRank, MeanField
+from dpvim.models.latent_space import LatentSpace, Site
+from dpvim.plan import NonPrivatePlan, Plan, PrivacyPlan
+from dpvim.statement import NoPrivacy, PrivacyStatement
+from dpvim.trace import Trace
+
+FORMAT = "dpvim fit"
+VERSION = 1
+
+_PARAMS: dict[str, Any] = {"mean_field": MeanField, "full_rank": FullRank}
+# Supports without parameters, by the name of their class.
+_PLAIN_SUPPORTS = {
+    type(c).__name__: c
+    for c in vars(constraints).values()
+    if isinstance(c, constraints.ParameterFreeConstraint)
+}
+# Supports with bounds: the constructor and the names of its arguments.
+_BOUNDED_SUPPORTS = {
+    "_Interval": (constraints.interval, ("lower_bound", "upper_bound")),
+    "_OpenInterval": (constraints.open_interval, ("lower_bound", "upper_bound")),
+    "_GreaterThan": (constraints.greater_than, ("lower_bound",)),
+    "_GreaterThanEq": (constraints.greater_than_eq, ("lower_bound",)),
+    "_LessThan": (constraints.less_than, ("upper_bound",)),
+    "_LessThanEq": (constraints.less_than_eq, ("upper_bound",)),
+}
+
+
+class FileError(ValueError):
+    """The file is not a fit that can be read."""
+
+
+class SavedFit(NamedTuple):
+    """What a file holds."""
+
+    plan: Plan
+    privacy: PrivacyStatement | NoPrivacy
+    trace: Trace
+    space: LatentSpace
+    family: Family
+
+
+def write(path: str | Path, saved: SavedFit) -> None:
+    """Write a fit; an existing file is replaced only when the new one is complete."""
+    meta = {
+        "format": FORMAT,
+        "version": VERSION,
+        "family": saved.family.name,
+        "scale_transform": saved.family.scale_transform,
+        "sites": [_site_to_json(site) for site in saved.space.sites],
+        "plan": _plan_to_json(saved.plan),
+        "privacy": _privacy_to_json(saved.privacy),
+    }
+    arrays = {"steps": saved.trace.steps, **saved.trace.params._asdict()}
+    target = Path(path)
+    partial = target.with_name(target.name + ".partial")
+    with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("meta.json", json.dumps(meta, indent=1))
+        for name, array in arrays.items():
+            buffer = io.BytesIO()
+            np.save(buffer, np.asarray(array), allow_pickle=False)
+            archive.writestr(f"{name}.npy", buffer.getvalue())
+    os.replace(partial, target)
+
+
+def read(path: str | Path) -> SavedFit:
+    """Read a fit, or say what is wrong with the file."""
+    source = Path(path)
+    if not source.exists():
+        raise FileNotFoundError(f"{source}: there is no such file.")
+    try:
+        with zipfile.ZipFile(source) as archive:
+            if "meta.json" not in archive.namelist():
+                raise FileError(f"{source}: not a fit saved by dpvim (an archive of another kind).")
+            meta = json.loads(archive.read("meta.json"))
+            _check_version(source, meta)
+            kind = _PARAMS[meta["family"]]
+            arrays = {
+                name: np.load(io.BytesIO(archive.read(f"{name}.npy")), allow_pickle=False)
+                for name in ("steps", *kind._fields)
+            }
+        return _assemble(meta, arrays)
+    except FileError:
+        raise
+    except zipfile.BadZipFile as error:
+        raise FileError(
+            f"{source}: not a fit saved by dpvim, or cut short. Copy or save it again."
+        ) from error
+    except (KeyError, ValueError, TypeError, AttributeError, EOFError) as error:
+        raise FileError(
+            f"{source}: damaged or not written by dpvim ({type(error).__name__}: {error})."
+        ) from error
+
+
+def _check_version(source: Path, meta: Any) -> None:
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise FileError(f"{source}: not a fit saved by dpvim (an archive of another kind).")
+    if not isinstance(meta.get("version"), int) or meta["version"] > VERSION:
+        raise FileError(
+            f"{source}: written in version {meta.get('version')} of the format, this dpvim reads "
+            f"up to {VERSION}. Install a newer dpvim."
+        )
+
+
+def _assemble(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> SavedFit:
+    space = LatentSpace([_site_from_json(site) for site in meta["sites"]])
+    steps = arrays.pop("steps")
+    params = _PARAMS[meta["family"]](**arrays)
+    shapes = {"loc": (space.dim,), "raw_scale": (space.dim,), "raw_tril": (space.dim, space.dim)}
+    for name, array in arrays.items():
+        if array.shape != (len(steps), *shapes[name]) or array.dtype.kind != "f":
+            raise ValueError(f"the array {name!r} has shape {array.shape} and type {array.dtype}")
+    family = FAMILIES[meta["family"]](space.dim, meta["scale_transform"])
+    plan = _plan_from_json(meta["plan"])
+    return SavedFit(
+        plan, _privacy_from_json(meta["privacy"], plan), Trace(steps, params), space, family
+    )
+
+
+def _plan_to_json(plan: Plan) -> dict[str, Any]:
+    return {"private": isinstance(plan, PrivacyPlan), **dataclasses.asdict(plan)}
+
+
+def _plan_from_json(fields: dict[str, Any]) -> Plan:
+    fields = dict(fields)
+    return (PrivacyPlan if fields.pop("private") else NonPrivatePlan)(**fields)
+
+
+def _privacy_to_json(privacy: PrivacyStatement | NoPrivacy) -> dict[str, Any] | None:
+    if isinstance(privacy, NoPrivacy):
+        return None
+    return {
+        "delta": privacy.delta,
+        "steps_done": privacy.steps_done,
+        "released": privacy.released,
+        "for_testing": privacy.for_testing,
+    }
+
+
+def _privacy_from_json(fields: dict[str, Any] | None, plan: Plan) -> PrivacyStatement | NoPrivacy:
+    if fields is None or not isinstance(plan, PrivacyPlan):
+        return NoPrivacy()
+    # The cost is computed anew: a file cannot claim less than its plan costs.
+    return PrivacyStatement.of(plan, **fields)
+
+
+def _site_to_json(site: Site) -> dict[str, Any]:
+    support, kind = site.support, ""
+    while isinstance(support, constraints._IndependentConstraint):
+        support = support.base_constraint
+    kind = type(support).__name__
+    if kind in _PLAIN_SUPPORTS:
+        bounds = {}
+    elif kind in _BOUNDED_SUPPORTS:
+        names = _BOUNDED_SUPPORTS[kind][1]
+        bounds = {name: np.asarray(getattr(support, name)).tolist() for name in names}
+    else:
+        raise ValueError(
+            f"site {site.name!r}: a fit with the support {kind.strip('_')} cannot be saved. Write "
+            "the site as a transformation of one with a common support."
+        )
+    shapes = {"shape": list(site.shape), "raw_shape": list(site.raw_shape)}
+    return {"name": site.name, **shapes, "support": kind, "bounds": bounds}
+
+
+def _site_from_json(fields: dict[str, Any]) -> Site:
+    kind, bounds = fields["support"], fields["bounds"]
+    if kind in _PLAIN_SUPPORTS:
+        support = _PLAIN_SUPPORTS[kind]
+    else:
+        make, names = _BOUNDED_SUPPORTS[kind]
+        support = make(*(np.asarray(bounds[name], np.float32) for name in names))
+    return Site(fields["name"], tuple(fields["shape"]), tuple(fields["raw_shape"]), support)
