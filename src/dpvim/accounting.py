@@ -28,14 +28,11 @@ _NEIGHBOURS = {
     Relation.REPLACE_ONE: dp_accounting.NeighboringRelation.REPLACE_ONE,
 }
 
-# The grid of the privacy loss, as a share of the standard deviation of one step's loss. The
-# bound's excess falls with its square: 1.5 % at 0.4, 0.09 % at 0.1 (400 000 steps, epsilon 1).
-_GRID_PER_STEP_SD = 0.1
-# Runs of a few large steps need a grid that resolves epsilon itself.
-_COARSEST_GRID = 1e-3
-# With little noise and rare sampling one step's loss ranges over many standard deviations; the
-# grid is then as fine as memory and time allow, and the bound a little looser.
-_MOST_GRID_POINTS = 200_000
+# The privacy loss lives on a grid, and the excess of the bound falls with its width. The grid is made
+# four times finer until that changes epsilon by less than this; a third of it or less is left.
+_TOLERANCE = 2e-3
+_FEWEST_POINTS = 2_000
+_MOST_POINTS = 600_000
 
 
 def dp_event(
@@ -68,7 +65,6 @@ def dp_event(
     return dp_accounting.SelfComposedDpEvent(step, num_steps)
 
 
-@functools.lru_cache(maxsize=1024)
 def epsilon_of(
     event: dp_accounting.SelfComposedDpEvent, *, delta: float, relation: Relation
 ) -> float:
@@ -77,10 +73,7 @@ def epsilon_of(
     Guarantees:
         An upper bound; for the settings in the tests within 0.2 % of the tight value.
     """
-    relation = Relation(relation)
-    accountant = PLDAccountant(_NEIGHBOURS[relation], _grid(event.event, relation))
-    accountant.compose(event)
-    return max(0.0, float(accountant.get_epsilon(delta)))
+    return _refine(event, delta, Relation(relation))[0]
 
 
 def calibrate_noise(
@@ -96,20 +89,25 @@ def calibrate_noise(
     """The smallest noise multiplier whose run costs at most (epsilon, delta), to 1e-4 of itself.
 
     The limit of many small steps is Gaussian differential privacy, whose noise has a closed form;
-    the search starts there.
+    the search starts there, on a grid that is fine enough there.
     """
+    relation = Relation(relation)
 
-    def excess(log_noise: float) -> float:
-        event = dp_event(
+    def event_at(log_noise: float) -> dp_accounting.SelfComposedDpEvent:
+        return dp_event(
             noise_multiplier=math.exp(log_noise),
             sampling_prob=sampling_prob,
             num_steps=num_steps,
             num_examples=num_examples,
             max_batch_size=max_batch_size,
         )
-        return epsilon_of(event, delta=delta, relation=relation) - epsilon
 
     guess = math.log(_gaussian_limit_noise(epsilon, delta, relation, sampling_prob, num_steps))
+    points = _refine(event_at(guess), delta, relation)[1]
+
+    def excess(log_noise: float) -> float:
+        return _epsilon_on_grid(event_at(log_noise), delta, relation, points) - epsilon
+
     low, high = guess - 0.05, guess + 0.05
     width = 0.1
     while excess(low) <= 0:
@@ -118,31 +116,45 @@ def calibrate_noise(
     while excess(high) > 0:
         low, high, width = high, high + width, 2 * width
     log_noise = optimize.brentq(excess, low, high, xtol=5e-5)
-    # brentq may stop on the wrong side of the root; the promise is an upper bound.
-    while excess(log_noise) > 0:
+    # brentq may stop on the wrong side of the root, and the grid may be another one at the end.
+    while epsilon_of(event_at(log_noise), delta=delta, relation=relation) > epsilon:
         log_noise += 5e-5
     return math.exp(log_noise)
 
 
-def _grid(step: dp_accounting.DpEvent, relation: Relation) -> float:
-    """Discretisation of the privacy loss, from the standard deviation of one step's loss."""
-    if isinstance(step, dp_accounting.TruncatedSubsampledGaussianDpEvent):
-        rate, noise = step.sampling_probability, step.noise_multiplier
-    elif isinstance(step, dp_accounting.PoissonSampledDpEvent):
-        rate, noise = step.sampling_probability, step.event.noise_multiplier
-    else:
-        # A composition of plain Gaussians is one Gaussian: nothing accumulates.
-        return _COARSEST_GRID / 10
+@functools.lru_cache(maxsize=1024)
+def _refine(
+    event: dp_accounting.SelfComposedDpEvent, delta: float, relation: Relation
+) -> tuple[float, int]:
+    """Epsilon on a grid that is fine enough, and the number of its points."""
+    points = _FEWEST_POINTS
+    value = _epsilon_on_grid(event, delta, relation, points)
+    while 4 * points <= _MOST_POINTS:
+        points *= 4
+        coarse, value = value, _epsilon_on_grid(event, delta, relation, points)
+        if coarse - value <= _TOLERANCE * value:
+            break
+    return value, points
+
+
+@functools.lru_cache(maxsize=4096)
+def _epsilon_on_grid(
+    event: dp_accounting.SelfComposedDpEvent, delta: float, relation: Relation, points: int
+) -> float:
+    """Upper bound on epsilon with so many points over the range of one step's privacy loss."""
+    step, noise = event.event, _noise_of(event.event)
+    if isinstance(step, dp_accounting.GaussianDpEvent):
+        noise /= math.sqrt(event.count)  # a composition of Gaussians is one Gaussian
     largest_loss = 10.0 / noise + 0.5 / noise**2
-    finest = largest_loss / _MOST_GRID_POINTS
-    return max(finest, min(_COARSEST_GRID, _GRID_PER_STEP_SD * _step_sd(rate, noise, relation)))
+    accountant = PLDAccountant(_NEIGHBOURS[relation], largest_loss / points)
+    accountant.compose(event)
+    return max(0.0, float(accountant.get_epsilon(delta)))
 
 
-def _step_sd(rate: float, noise: float, relation: Relation) -> float:
-    r""":math:`q \sqrt{e^{s^2/\sigma^2} - 1}`: one step's loss under the Gaussian limit, with
-    sensitivity s = 2 under replace-one, else 1."""
-    sensitivity = 2.0 if relation is Relation.REPLACE_ONE else 1.0
-    return rate * math.sqrt(math.expm1(min((sensitivity / noise) ** 2, 50.0)))
+def _noise_of(step: dp_accounting.DpEvent) -> float:
+    if isinstance(step, dp_accounting.PoissonSampledDpEvent):
+        return float(step.event.noise_multiplier)
+    return float(step.noise_multiplier)
 
 
 def _gaussian_limit_noise(
