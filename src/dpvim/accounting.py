@@ -28,8 +28,8 @@ _NEIGHBOURS = {
     Relation.REPLACE_ONE: dp_accounting.NeighboringRelation.REPLACE_ONE,
 }
 
-# The privacy loss lives on a grid, and the excess of the bound falls with its width. The grid is made
-# four times finer until that changes epsilon by less than this; a third of it or less is left.
+# The privacy loss lives on a grid, and the excess of the bound falls with its width. The grid is
+# made four times finer until that changes epsilon by less than this; a third of it is left at most.
 _TOLERANCE = 2e-3
 _FEWEST_POINTS = 2_000
 _MOST_POINTS = 600_000

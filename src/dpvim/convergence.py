@@ -108,12 +108,10 @@ def auto_windows(
     Where no window passes, the one without drift that has the largest effective sample size is
     taken (a slow parameter wants a long window), or the shortest one if all of them drift.
 
-    The defaults are from simulations. In 2000 snapshots of an Ornstein-Uhlenbeck process that
-    starts up to 100 standard deviations away, the root mean squared error of the average was 1.2
-    times that of the best fixed window, and at most about twice; with R-hat < 1.05 in place of the
-    drift it was 1.6 times, and up to six times. In private fits (benchmarks/coverage.py) windows
-    of twenty to thirty autocorrelation times were often pieces of a slow walk that happen to look
-    mixed, with errors far beyond their estimate; from fifty on the errors were as estimated.
+    On 2000 snapshots of an autoregressive process that starts up to 50 standard deviations away
+    the root mean squared error of the average is at most 1.3 times that of the best fixed window
+    (a test). `min_times` is set so high because short pieces of a slow walk often look mixed:
+    benchmarks/coverage.py has how often intervals hold where this rule says converged.
 
     Args:
         trace: Snapshots of the parameters.
