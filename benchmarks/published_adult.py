@@ -20,6 +20,7 @@ import pandas as pd
 
 import dpvim
 from dpvim.experiments import adult
+from dpvim.metrics import l2_error
 
 NOISE = {1: 9.829, 10: 1.375}
 CLIP = {
@@ -120,8 +121,8 @@ def one_fit(
     cpu = time.process_time() - began
     found = fit.posterior_at("last", noise_aware=None)
     return (
-        float(np.linalg.norm(found.loc - loc)),
-        float(np.linalg.norm(found.scale - scale)),
+        float(l2_error(found.loc, loc)),
+        float(l2_error(found.scale, scale)),
         adult.accuracy(data, found.loc),
         cpu,
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from typing import Any
 
 import jax.numpy as jnp
@@ -91,3 +94,19 @@ def linear_model(X, y=None):
     w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
     with numpyro.plate("records", X.shape[0]):
         numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+
+@pytest.fixture
+def ctrl_c():
+    """Presses Ctrl-C after so many seconds; SIGINT is what it is in a terminal."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timers = []
+
+    def press_after(seconds):
+        timers.append(threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)))
+        timers[-1].start()
+
+    yield press_after
+    for timer in timers:
+        timer.cancel()
+    signal.signal(signal.SIGINT, previous)

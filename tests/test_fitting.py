@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import signal
-import threading
 
 import jax
 import numpy as np
@@ -192,6 +189,11 @@ def test_numpyro_guides_name_families(family, name):
     assert quick(family=family).family.name == name
 
 
+def test_a_guide_brings_its_own_initial_scale():
+    fit = quick(family=AutoDiagonalNormal(linear_model, init_scale=0.3))
+    np.testing.assert_allclose(np.logaddexp(fit.trace.raw_scale[0], 0), 0.3, rtol=1e-5)
+
+
 def test_results_plug_into_predictive():
     fit = quick(family="full_rank")
     draws = Predictive(linear_model, fit.posterior.sample(5))(jax.random.key(0), X)
@@ -215,21 +217,19 @@ def test_add_or_remove_with_a_declared_bound():
     assert "450 records" in str(fit.privacy)
 
 
-def test_interrupted_fit_reports_what_it_spent_and_resumes(monkeypatch):
+def test_interrupted_fit_reports_what_it_spent(monkeypatch, ctrl_c):
     monkeypatch.setattr("dpvim.infer._LONGEST_CHUNK", 100)
-    threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    ctrl_c(3.0)
     fit = quick(epsilon=2.0, num_steps=2_000_000, trace_every=1000)
     assert fit.interrupted
     assert 0 < fit.privacy.epsilon < 2.0
     assert "stopped early" in str(fit.privacy)
     assert fit.privacy.to_dict()["num_steps"] == fit.trace.steps[-1] == int(fit.session.state.step)
 
-    short = quick(num_steps=60, trace_every=10)
-    assert short.resume(X, Y) is short
-
 
 def test_resume_takes_the_steps_that_are_left():
     whole = quick(num_steps=60, trace_every=10)
+    assert whole.resume(X, Y) is whole
     svi = whole.session.svi
     part = svi.run(jax.random.key(0), 25, X, Y, progress_bar=False, trace_every=10)
     stopped = dataclasses.replace(

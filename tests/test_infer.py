@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
 import time
 
 import jax
@@ -161,10 +159,12 @@ def test_rows_that_are_not_finite_change_nothing(problem, records):
     np.testing.assert_allclose(release[0], release[1], rtol=1e-5, atol=1e-6)
 
 
-def test_interrupt_stops_between_chunks_and_keeps_what_was_released(problem, records, monkeypatch):
+def test_interrupt_stops_between_chunks_and_keeps_what_was_released(
+    problem, records, monkeypatch, ctrl_c
+):
     monkeypatch.setattr(infer, "_LONGEST_CHUNK", 50)
     plan = plan_of(num_steps=10_000_000)
-    threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    ctrl_c(1.5)
     began = time.monotonic()
     done = run(engine_of(problem, plan), records, steps=10_000_000, every=1000)
     assert 0 < int(done.state.step) < 10_000_000
@@ -209,3 +209,23 @@ def test_many_runs_on_data_of_their_own(problem, records):
     for data, many in zip((records, mirrored), together, strict=True):
         single = run(engine, data, steps=60, seed=4)
         np.testing.assert_allclose(many.trace.loc, single.trace.loc, rtol=1e-4, atol=1e-5)
+
+
+def test_the_loop_draws_batches_at_the_rate_of_the_plan(problem):
+    """Mean and variance of a binomial: twice the rate or a fixed size would not have them."""
+    supply = infer.Supply(engine_of(problem), 50, SecretStreams(2))
+    sizes = supply.draw(20_000, 20_000)[0].sizes
+    assert sizes.mean() == pytest.approx(50 * 0.2, rel=0.01)
+    assert sizes.var() == pytest.approx(50 * 0.2 * 0.8, rel=0.05)
+
+
+def test_membership_truncation_and_noise_have_streams_of_their_own(problem):
+    asked = []
+
+    class Spy(SecretStreams):
+        def generator(self, purpose):
+            asked.append(purpose)
+            return super().generator(purpose)
+
+    infer.Supply(engine_of(problem), 50, Spy(1))
+    assert sorted(asked) == ["membership", "noise", "truncation"]

@@ -47,6 +47,12 @@ def test_stream_does_not_depend_on_how_much_is_drawn_at_a_time():
     np.testing.assert_array_equal(pieces, draw(steps=100))
 
 
+def test_noise_is_drawn_and_scaled_in_double_precision():
+    exact = SecretStreams(1).generator("noise").standard_normal((2000, 25)) * STDDEV
+    assert exact.dtype == np.float64
+    np.testing.assert_array_equal(draw(), exact.astype(np.float32))
+
+
 def test_tails_reach_beyond_single_precision():
     """A float32 normal by inversion ends at 5.42; this one does not."""
     assert np.abs(draw(stddev=1.0, steps=40_000, size=2500)).max() > 5.43

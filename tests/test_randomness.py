@@ -22,6 +22,21 @@ def test_unseeded_streams_are_all_different():
     assert len({draw.tobytes() for draw in draws}) == 20
 
 
+def test_every_unseeded_generator_has_a_key_of_its_own(monkeypatch):
+    keys = []
+
+    def spy(*, key, rounds):
+        keys.append(key)
+        return ChaCha(key=key, rounds=rounds)
+
+    monkeypatch.setattr("dpvim.randomness.ChaCha", spy)
+    streams = SecretStreams()
+    for purpose in ("membership", "truncation", "noise"):
+        streams.generator(purpose)
+    assert len(set(keys)) == 3
+    assert all(key.bit_length() > 200 for key in keys)  # 256 random bits; 1 in 2^56 is shorter
+
+
 def test_purposes_seeds_and_starts_have_streams_of_their_own():
     draws = [
         first(SecretStreams(seed, start_step=start), purpose)

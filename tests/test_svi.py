@@ -9,6 +9,7 @@ import pytest
 from conftest import linear_model
 
 import dpvim
+from dpvim.randomness import SecretStreams
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(200, 3)).astype(np.float32)
@@ -76,3 +77,37 @@ def test_data_must_match_the_plan():
 def test_before_init_there_is_no_family():
     with pytest.raises(RuntimeError, match="init"):
         _ = svi_of().family
+
+
+def test_continuing_with_a_seed_never_uses_noise_twice(monkeypatch):
+    starts = []
+
+    class Spy(SecretStreams):
+        def __init__(self, seed=None, *, start_step=0, run=0):
+            starts.append(start_step)
+            super().__init__(seed, start_step=start_step, run=run)
+
+    monkeypatch.setattr("dpvim.svi.SecretStreams", Spy)
+    svi = svi_of(seed=1)
+    first = svi.run(jax.random.key(0), 10, X, Y, progress_bar=False)
+    second = svi.run(jax.random.key(0), 10, X, Y, init_state=first.state, progress_bar=False)
+    svi.update(second.state, X, Y)
+    assert starts == [0, 10, 20]
+
+
+def test_many_runs_have_noise_of_their_own():
+    svi = svi_of(seed=1)
+    runs = svi.run_many(jax.random.key(0), 3, 30, X, Y, progress_bar=False, trace_every=1)
+    moves = [np.diff(one.trace.loc, axis=0)[-1] for one in runs]
+    assert len(np.unique(np.round(moves, 6), axis=0)) == 3
+    stacked = svi.run_many(
+        jax.random.key(0),
+        2,
+        30,
+        np.stack([X, X]),
+        np.stack([Y, Y]),
+        stacked=True,
+        progress_bar=False,
+        trace_every=1,
+    )
+    np.testing.assert_allclose(stacked[0].trace.loc, runs[0].trace.loc, rtol=1e-4, atol=1e-5)

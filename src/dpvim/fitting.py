@@ -220,7 +220,7 @@ def fit(
         num_examples: Public number of records. Needed with ``relation="add_or_remove"``.
         relation: Which data sets are neighbours; see `dpvim.Relation`.
         optimizer: An optax optimiser; default Adam with `learning_rate`.
-        init_scale: Standard deviations that the approximation starts with.
+        init_scale: Standard deviations that the approximation starts with; a guide brings its own.
         init_params: Initial values by site name; others start near the middle of their support.
         scale_transform: ``softplus`` or ``exp``.
         trace_every: Steps between snapshots. Default: about 2000 snapshots.
@@ -341,7 +341,7 @@ def _fit(
     bridged = bridge(model, inputs)
     svi = DPSVI(
         model,
-        name,
+        settings.family,
         optimizer,
         make_plan(inputs.num_rows, bridged.problem.dim),
         variant=settings.variant,

@@ -378,11 +378,12 @@ class _Pace:
 @contextmanager
 def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
     """Turn the first Ctrl-C into a flag; the second one is an ordinary interrupt."""
-    if threading.current_thread() is not threading.main_thread():
+    previous = signal.getsignal(signal.SIGINT)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or previous is signal.SIG_IGN:  # a job in the background ignores Ctrl-C
         yield lambda: False
         return
     pressed = threading.Event()
-    previous = signal.getsignal(signal.SIGINT)
 
     def handler(signum: int, frame: Any) -> None:
         if pressed.is_set():

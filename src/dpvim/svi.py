@@ -43,7 +43,7 @@ from dpvim.infer import (
 )
 from dpvim.models.bridge import BridgedModel, bridge
 from dpvim.models.data import ModelInput, is_constant, prepare
-from dpvim.models.guides import family_name, guide_for
+from dpvim.models.guides import family_name, guide_for, init_scale_of
 from dpvim.models.latent_space import LatentSpace
 from dpvim.plan import NonPrivatePlan, Plan, PrivacyPlan
 from dpvim.randomness import SecretStreams
@@ -84,7 +84,7 @@ class DPSVI:
         plan: A `PrivacyPlan` with a noise multiplier.
         variant: The gradient estimator; see `dpvim.variants`.
         scale_transform: ``"softplus"`` or ``"exp"``.
-        init_scale: Standard deviation that the approximation starts with.
+        init_scale: Standard deviation that the approximation starts with; a guide brings its own.
         seed: For tests only: fixes batches and noise, and with them undoes the privacy.
 
     Guarantees:
@@ -114,7 +114,7 @@ class DPSVI:
         self._family_name = family_name(family)
         self._variant_name = variant
         self._scale_transform = scale_transform
-        self._init_scale = _validate.positive("init_scale", init_scale)
+        self._init_scale = _validate.positive("init_scale", init_scale_of(family, init_scale))
         # A first look at the names, before there are data that tell the dimension.
         make_variant(variant, FAMILIES[self._family_name](1, scale_transform))
         self._supply: Supply | None = None

@@ -26,6 +26,11 @@ def family_name(family: Any) -> str:
     raise ValueError(f"family: expected one of {known}, got {kind.__name__}. Use one of these.")
 
 
+def init_scale_of(family: Any, otherwise: float) -> float:
+    """The initial scale that a guide was made with; else the given one."""
+    return float(getattr(family, "_init_scale", otherwise))
+
+
 def guide_for(name: str, model: Any, init_scale: float) -> AutoGuide:
     """NumPyro's guide that samples from parameters of the named family."""
     kind = next(guide for guide, known in _GUIDES.items() if known == name)
