@@ -76,6 +76,24 @@ def test_released_coordinates_have_the_noise_of_the_plan(
     assert p_value(wanted * 3 / 2) < 1e-9
 
 
+def test_one_record_moves_a_release_by_the_clip_norm_and_no_more(
+    family_name, variant_name, problem, records
+):
+    """Through the real step function, for a record whose gradient is far above the threshold."""
+    engine = engine_of(problem, plan_of(clip_norm=0.5), family_name, variant_name)
+    state, eta = start(engine), jnp.array([0.3, -0.8, 1.1])
+    huge = {"x": records["x"].at[0].set(100.0), "y": records["y"].at[0].set(-1000.0)}
+    silence = jnp.zeros(engine.variant.num_released)
+
+    def release(is_absent):
+        return np.asarray(engine.step(state, eta, huge, is_absent, silence)[1].release, float)
+
+    nobody_absent = jnp.zeros(50, bool)
+    moved = release(nobody_absent) - release(nobody_absent.at[0].set(True))
+    assert np.linalg.norm(moved) <= 0.5 * (1 + 1e-5)
+    assert np.linalg.norm(moved) == pytest.approx(0.5, rel=1e-4)
+
+
 def test_a_step_traces_once(records):
     calls = []
 
