@@ -34,6 +34,21 @@ def test_a_loop_of_updates_is_a_run():
         np.testing.assert_allclose(value, result.params[name], rtol=1e-5, atol=1e-6)
 
 
+def test_what_update_releases_has_the_noise_of_the_plan():
+    """Records without a gradient: the release is the noise, all of it and nothing else."""
+    plan = dpvim.PrivacyPlan(
+        num_examples=200, sampling_prob=0.1, num_steps=400, clip_norm=3.0, noise_multiplier=2.0
+    )
+    svi = svi_of(plan=plan)
+    nothing = np.zeros_like(X)
+    state = svi.init(jax.random.key(0), nothing, Y)
+    releases = []
+    for _ in range(400):
+        state, info = svi.update(state, nothing, Y)
+        releases.append(info.release)
+    assert np.std(releases) == pytest.approx(2.0 * 3.0, rel=0.1)
+
+
 def test_updates_stop_where_the_budget_ends():
     svi = svi_of()
     state = svi.run(jax.random.key(0), 30, X, Y, progress_bar=False).state
