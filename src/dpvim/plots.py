@@ -39,6 +39,7 @@ def plot_trace(trace: Trace, posterior: Posterior, family: Family) -> Figure:
     _draw_lines(axes[1], trace.steps, scales, labels)
     axes[0].set_ylabel("mean")
     axes[1].set_ylabel("standard deviation")
+    axes[1].set_yscale("log")
     axes[1].set_xlabel("step")
     window = np.median(posterior.estimate.windows.lengths)
     for ax in axes:
