@@ -17,6 +17,13 @@ def test_chacha20_known_answer():
     assert stream.startswith("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")
 
 
+def test_streams_are_chacha20():
+    for streams in (SecretStreams(), SecretStreams(1)):
+        source = streams.generator("noise").bit_generator
+        assert isinstance(source, ChaCha)
+        assert source.state["state"]["rounds"] == 20
+
+
 def test_unseeded_streams_are_all_different():
     draws = [first(SecretStreams(), "noise") for _ in range(20)]
     assert len({draw.tobytes() for draw in draws}) == 20
