@@ -229,12 +229,13 @@ def test_many_runs_on_data_of_their_own(problem, records):
         np.testing.assert_allclose(many.trace.loc, single.trace.loc, rtol=1e-4, atol=1e-5)
 
 
-def test_the_loop_draws_batches_at_the_rate_of_the_plan(problem):
+@pytest.mark.parametrize("prob", [0.2, 0.7])
+def test_the_loop_draws_batches_at_the_rate_of_the_plan(problem, prob):
     """Mean and variance of a binomial: twice the rate or a fixed size would not have them."""
-    supply = infer.Supply(engine_of(problem), 50, SecretStreams(2))
+    supply = infer.Supply(engine_of(problem, plan_of(sampling_prob=prob)), 50, SecretStreams(2))
     sizes = supply.draw(20_000, 20_000)[0].sizes
-    assert sizes.mean() == pytest.approx(50 * 0.2, rel=0.01)
-    assert sizes.var() == pytest.approx(50 * 0.2 * 0.8, rel=0.05)
+    assert sizes.mean() == pytest.approx(50 * prob, rel=0.01)
+    assert sizes.var() == pytest.approx(50 * prob * (1 - prob), rel=0.05)
 
 
 def test_membership_truncation_and_noise_have_streams_of_their_own(problem):

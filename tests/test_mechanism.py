@@ -102,3 +102,11 @@ def test_no_clip_when_the_threshold_is_infinite():
 
 def test_release_is_sum_plus_noise():
     np.testing.assert_array_equal(add_noise(jnp.array([1.0]), jnp.array([0.5])), [1.5])
+
+
+def test_no_bits_of_the_sum_are_finer_than_the_noise():
+    with jax.enable_x64(True):
+        exact = jnp.array([1.0 + 2.0**-40], jnp.float64)
+        release = add_noise(exact, jnp.array([0.5], jnp.float32))
+        assert release.dtype == jnp.float32
+        assert float(release[0]) == 1.5

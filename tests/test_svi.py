@@ -95,11 +95,11 @@ def test_before_init_there_is_no_family():
 
 
 def test_continuing_with_a_seed_never_uses_noise_twice(monkeypatch):
-    starts = []
+    places = []
 
     class Spy(SecretStreams):
         def __init__(self, seed=None, *, start_step=0, run=0):
-            starts.append(start_step)
+            places.append((start_step, run))
             super().__init__(seed, start_step=start_step, run=run)
 
     monkeypatch.setattr("dpvim.svi.SecretStreams", Spy)
@@ -107,7 +107,9 @@ def test_continuing_with_a_seed_never_uses_noise_twice(monkeypatch):
     first = svi.run(jax.random.key(0), 10, X, Y, progress_bar=False)
     second = svi.run(jax.random.key(0), 10, X, Y, init_state=first.state, progress_bar=False)
     svi.update(second.state, X, Y)
-    assert starts == [0, 10, 20]
+    assert places == [(0, 0), (10, 0), (20, 0)]
+    svi.run_many(jax.random.key(0), 3, 5, X, Y, progress_bar=False)
+    assert places[3:] == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_many_runs_have_noise_of_their_own():

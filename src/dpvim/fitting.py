@@ -254,6 +254,7 @@ def fit(
         )
         if epsilon is None:
             warn_if_delta_large(delta, rows)
+            plan.epsilon(delta)  # an accountant that fails should do so before the run
             return plan
         return plan.calibrate(epsilon=epsilon, delta=delta)
 

@@ -117,5 +117,10 @@ class Likelihood(NamedTuple):
 
 
 def add_noise(encoded_sum: Float[Array, " r"], noise: Float[Array, " r"]) -> Float[Array, " r"]:
-    """The release. Everything that leaves the data's side of the computation passes here."""
-    return encoded_sum + noise
+    """The release. Everything that leaves the data's side of the computation passes here.
+
+    Guarantees:
+        The sum is rounded to the noise's precision first: bits of it that are finer than the
+        noise would come through untouched.
+    """
+    return encoded_sum.astype(noise.dtype) + noise

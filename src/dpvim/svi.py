@@ -249,7 +249,8 @@ class DPSVI:
     @property
     def guide(self) -> AutoGuide:
         """NumPyro's guide for the parameters of `get_params`."""
-        return guide_for(self._family_name, self.model, self._init_scale)
+        bridged = self._ready()._bridged
+        return guide_for(self._family_name, self.model, self._init_scale, bridged.on_made_up_row)
 
     @property
     def space(self) -> LatentSpace:

@@ -32,10 +32,17 @@ Model = Callable[..., Any]
 
 
 class BridgedModel(NamedTuple):
-    """A NumPyro model as the engine sees it."""
+    """A NumPyro model as the engine sees it.
+
+    Attributes:
+        space: Its latent sites.
+        problem: Its likelihood and prior as plain functions.
+        on_made_up_row: Calls a model or guide with arguments like the data's, but made up.
+    """
 
     space: LatentSpace
     problem: Problem
+    on_made_up_row: Callable[[Model], Any]
 
 
 def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
@@ -65,7 +72,10 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
         return space.pull_back(latent, per_site(space.constrain(latent), batch))
 
     likelihood = Likelihood.from_gradients(log_prob, gradients)
-    return BridgedModel(space, Problem(space.dim, likelihood, log_prior))
+    call = inputs.call
+    return BridgedModel(
+        space, Problem(space.dim, likelihood, log_prior), lambda model: call(model, one_row)
+    )
 
 
 class _Runner:

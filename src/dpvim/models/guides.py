@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from numpyro import handlers
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoGuide, AutoMultivariateNormal
 
 from dpvim import _validate
@@ -31,7 +33,12 @@ def init_scale_of(family: Any, otherwise: float) -> float:
     return float(getattr(family, "_init_scale", otherwise))
 
 
-def guide_for(name: str, model: Any, init_scale: float) -> AutoGuide:
-    """NumPyro's guide that samples from parameters of the named family."""
+def guide_for(
+    name: str, model: Any, init_scale: float, on_made_up_row: Callable[[Any], Any]
+) -> AutoGuide:
+    """NumPyro's guide that samples from parameters of the named family, set up and ready."""
     kind = next(guide for guide, known in _GUIDES.items() if known == name)
-    return kind(model, init_scale=init_scale)
+    guide = kind(model, init_scale=init_scale)
+    # A guide learns the model's sites from its first call; it should not see data for that.
+    on_made_up_row(handlers.seed(guide, rng_seed=0))
+    return guide
