@@ -89,7 +89,7 @@ def calibrate_noise(
     """The smallest noise multiplier whose run costs at most (epsilon, delta), to 1e-4 of itself.
 
     The limit of many small steps is Gaussian differential privacy, whose noise has a closed form;
-    the search starts there, on a grid that is fine enough there.
+    the search starts there.
     """
     relation = Relation(relation)
 
@@ -102,21 +102,27 @@ def calibrate_noise(
             max_batch_size=max_batch_size,
         )
 
-    guess = math.log(_gaussian_limit_noise(epsilon, delta, relation, sampling_prob, num_steps))
-    points = _refine(event_at(guess), delta, relation)[1]
+    def solve(points: int, high: float, width: float) -> float:
+        """The root on a grid of so many points, at or below `high` if that is enough noise."""
 
-    def excess(log_noise: float) -> float:
-        return _epsilon_on_grid(event_at(log_noise), delta, relation, points) - epsilon
+        def excess(log_noise: float) -> float:
+            return _epsilon_on_grid(event_at(log_noise), delta, relation, points) - epsilon
 
-    low, high = guess - 0.05, guess + 0.05
-    width = 0.1
-    while excess(low) <= 0:
-        low, high, width = low - width, low, 2 * width
-    width = 0.1
-    while excess(high) > 0:
-        low, high, width = high, high + width, 2 * width
-    log_noise = optimize.brentq(excess, low, high, xtol=5e-5)
-    # brentq may stop on the wrong side of the root, and the grid may be another one at the end.
+        while excess(high) > 0:
+            high += width
+        low = high - width
+        while excess(low) <= 0:
+            low, high, width = low - 2 * width, low, 2 * width
+        return optimize.brentq(excess, low, high, xtol=5e-5)
+
+    guess = _gaussian_limit_noise(epsilon, delta, relation, sampling_prob, num_steps)
+    points = _FEWEST_POINTS
+    log_noise = solve(points, math.log(guess) + 0.05, 0.1)
+    # A finer grid has its root below that of a coarser one; most of the search is on cheap grids.
+    while points < _refine(event_at(log_noise), delta, relation)[1]:
+        points *= 4
+        log_noise = solve(points, log_noise, 0.01)
+    # brentq may stop on the wrong side of the root; the promise is an upper bound.
     while epsilon_of(event_at(log_noise), delta=delta, relation=relation) > epsilon:
         log_noise += 5e-5
     return math.exp(log_noise)
