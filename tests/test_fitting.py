@@ -164,6 +164,13 @@ def test_statement_can_be_printed_and_saved():
     assert facts["relation"] == "replace_one"
     wanted = {"epsilon", "delta", "noise_multiplier", "clip_norm", "sampling_prob", "num_steps"}
     assert wanted | {"accountant", "assumptions"} <= facts.keys()
+    privacy = fit.privacy
+    assert privacy.relation == "replace_one"
+    assert privacy.num_steps == 50
+    assert privacy.sampling_prob == 0.1
+    assert privacy.clip_norm == 1.0
+    assert privacy.noise_multiplier == pytest.approx(fit.plan.noise_multiplier)
+    assert "PLD" in privacy.accountant
     for piece in ("replace_one", "0.0001)-differential privacy", "PLD", "probability 0.1"):
         assert piece in str(fit.privacy)
 
@@ -216,7 +223,7 @@ def test_initial_values_by_site_name():
 def test_add_or_remove_with_a_declared_bound():
     fit = quick(relation="add_or_remove", num_examples=450)
     assert fit.plan.num_examples == 450
-    assert "450 records" in str(fit.privacy)
+    assert "at most 450 records" in str(fit.privacy)
 
 
 def test_interrupted_fit_reports_what_it_spent(monkeypatch, ctrl_c):

@@ -145,6 +145,12 @@ def test_bad_budgets_are_refused(epsilon, delta):
         plan_of().calibrate(epsilon=epsilon, delta=delta)
 
 
+def test_a_delta_that_needs_no_noise_is_refused():
+    plan = plan_of(num_examples=40, sampling_prob=0.01, num_steps=1)
+    with pytest.raises(ValueError, match="in any batch at all"):
+        plan.calibrate(epsilon=1.0, delta=0.02)
+
+
 def test_large_delta_is_warned_of():
     with pytest.warns(PrivacyWarning, match="1/N"):
         plan_of().calibrate(epsilon=1.0, delta=1e-3)

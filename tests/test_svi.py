@@ -128,3 +128,13 @@ def test_many_runs_have_noise_of_their_own():
         trace_every=1,
     )
     np.testing.assert_allclose(stacked[0].trace.loc, runs[0].trace.loc, rtol=1e-4, atol=1e-5)
+
+
+def test_new_constants_are_not_taken_for_the_old_ones():
+    def shifted(X, y, offset):
+        return linear_model(X, y + offset)
+
+    plan = svi_of().plan
+    svi = dpvim.DPSVI(shifted, "mean_field", optax.adam(1e-2), plan, seed=1)
+    runs = [svi.run(jax.random.key(0), 30, X, Y, offset, progress_bar=False) for offset in (0, 50)]
+    assert not np.array_equal(runs[0].trace.loc, runs[1].trace.loc)

@@ -53,7 +53,8 @@ class Fit:
         trace: Snapshots of the variational parameters, the initial value first.
         space: The latent sites of the model.
         family: The variational family.
-        session: What took the steps, to go on with; None for a fit that was loaded.
+        session: What took the steps, to go on with; None for a fit that was loaded. It knows the
+            shapes of the data, so it is for the data holder; `save` leaves it out.
     """
 
     plan: Plan
@@ -300,7 +301,7 @@ def fit_nonprivate(
 ) -> Fit:
     """The same optimisation without clip and noise: a baseline, NOT PRIVATE.
 
-    The arguments are those of `fit`.
+    The arguments are those of `fit`, without the ones that are a matter of privacy.
     """
 
     def make_plan(num_rows: int, dim: int) -> NonPrivatePlan:

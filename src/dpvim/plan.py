@@ -114,6 +114,14 @@ class PrivacyPlan(_Schedule):
         epsilon = _validate.positive("epsilon", epsilon)
         delta = _validate.open_unit("delta", delta)
         warn_if_delta_large(delta, self.num_examples)
+        if self.sampling_prob < 1:
+            seen_at_all = -math.expm1(self.num_steps * math.log1p(-self.sampling_prob))
+            if delta >= seen_at_all:
+                raise ValueError(
+                    f"delta: expected less than {seen_at_all:.3g}, the probability that a record "
+                    f"is in any batch at all, got {delta:g}. Such a guarantee needs no noise and "
+                    "protects nobody who was sampled; choose a smaller delta."
+                )
         noise = accounting.calibrate_noise(
             epsilon=epsilon, delta=delta, relation=self.relation, **self._event_facts()
         )
@@ -124,8 +132,8 @@ class PrivacyPlan(_Schedule):
         if self.relation is Relation.ADD_OR_REMOVE:
             if num_rows > self.num_examples:
                 raise ValueError(
-                    f"num_examples: expected a public bound on the number of records, at least "
-                    f"{num_rows} for these data, got {self.num_examples}. Declare a larger one."
+                    f"num_examples: expected a public bound on the number of records, got "
+                    f"{self.num_examples}, and the data have more. Declare a larger one."
                 )
         elif num_rows != self.num_examples:
             raise ValueError(

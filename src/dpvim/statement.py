@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from dpvim.accounting import ACCOUNTANT
@@ -20,7 +21,8 @@ _ASSUMPTIONS = (
     "The model, the settings and every constant used to prepare the data (bounds, levels, "
     "standardisation) are public, or were paid for out of a budget of their own.",
     "Nothing but this result leaves the computation: no losses, gradients or running times.",
-    "Other results from the same data add to the cost.",
+    "Other results from the same data add to the cost, and so does a run that was started anew.",
+    "Noise and sums are floating-point numbers: who sees iterates to the last bit may learn more.",
 )
 _SEEDED = (
     "FOR TESTING ONLY: the batches and the noise came from a given seed; whoever knows it can "
@@ -39,7 +41,35 @@ class PrivacyStatement:
     for_testing: bool
     epsilon: float
 
-    private = True
+    @property
+    def private(self) -> bool:
+        """Whether the guarantee holds: not if the random numbers came from a given seed."""
+        return not self.for_testing
+
+    @property
+    def relation(self) -> Relation:
+        return self.plan.relation
+
+    @property
+    def noise_multiplier(self) -> float:
+        return self.plan.noise_stddev / self.plan.clip_norm
+
+    @property
+    def clip_norm(self) -> float:
+        return self.plan.clip_norm
+
+    @property
+    def sampling_prob(self) -> float:
+        return self.plan.sampling_prob
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were taken."""
+        return self.steps_done
+
+    @property
+    def accountant(self) -> str:
+        return ACCOUNTANT
 
     @classmethod
     def of(
@@ -63,7 +93,7 @@ class PrivacyStatement:
         """Plain numbers and strings, ready for json."""
         plan = self.plan
         return {
-            "private": not self.for_testing,
+            "private": self.private,
             "epsilon": self.epsilon,
             "delta": self.delta,
             "relation": plan.relation.value,
@@ -89,13 +119,13 @@ class PrivacyStatement:
             steps += f" of {plan.num_steps:,} planned (stopped early)"
         noise = f"noise multiplier {plan.noise_multiplier:.4g}"
         rows = [
-            ("guarantee", f"({self.epsilon:.4g}, {self.delta:.4g})-differential privacy"),
+            ("guarantee", f"({_round_up(self.epsilon)}, {self.delta:g})-differential privacy"),
             ("neighbours", _RELATION_IN_WORDS[plan.relation]),
             ("released", self.released),
             ("mechanism", f"clipped sums (norm {plan.clip_norm:g}) + Gaussian noise, {noise}"),
             (
                 "sampling",
-                f"each of {plan.num_examples:,} records with probability "
+                f"each of {_count(plan)} records with probability "
                 f"{plan.sampling_prob:.4g} a step; at most {plan.max_batch_size:,} a batch",
             ),
             ("steps", steps),
@@ -104,6 +134,19 @@ class PrivacyStatement:
         ]
         title = "Privacy statement" + (" -- FOR TESTING ONLY, NOT PRIVATE" * self.for_testing)
         return "\n".join([title] + [f"  {label:<11}{text}" for label, text in rows])
+
+
+def _round_up(epsilon: float, digits: int = 4) -> str:
+    """So many significant digits, never less than the number itself."""
+    if epsilon == 0:
+        return "0"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - digits + 1)
+    return f"{math.ceil(epsilon / unit) * unit:.{digits}g}"
+
+
+def _count(plan: PrivacyPlan) -> str:
+    bound = "at most " if plan.relation is Relation.ADD_OR_REMOVE else ""
+    return f"{bound}{plan.num_examples:,}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -118,7 +118,7 @@ class DPSVI:
         # A first look at the names, before there are data that tell the dimension.
         make_variant(variant, FAMILIES[self._family_name](1, scale_transform))
         self._supply: Supply | None = None
-        self._shapes: list[Any] | None = None
+        self._signature: tuple[Any, ...] | None = None
         self._last_seen: tuple[list[Any], ModelInput] | None = None
 
     # -- SVI's verbs ------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class DPSVI:
         )
         self._supply = None
         self._one_step = jax.jit(self._gather_and_step)
-        self._shapes = _shapes_of(inputs)
+        self._signature = inputs.signature
 
     def _gather_and_step(
         self, state: State, data: Any, rows: Array, size: Array, noise: Array
@@ -295,14 +295,14 @@ class DPSVI:
         return self._engine.step(state, eta, batch, is_padding, noise)
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInput:
-        """The data of this call, checked; sets the model up when their shapes are new."""
+        """The data of this call, checked; a new shape or constant sets the model up anew."""
         leaves = jax.tree.leaves((args, kwargs))
         if self._last_seen is not None:
             known, inputs = self._last_seen
             if len(known) == len(leaves) and all(map(operator.is_, known, leaves)):
                 return inputs
         inputs = prepare(args, kwargs)
-        if self._shapes != _shapes_of(inputs):
+        if self._signature != inputs.signature:
             self.adopt(bridge(self.model, inputs), inputs)
         self._last_seen = (leaves, inputs)
         return inputs
@@ -313,7 +313,7 @@ class DPSVI:
         return default_trace_every(num_steps=num_steps, num_params=self.family.num_params)
 
     def _ready(self) -> DPSVI:
-        if self._shapes is None:
+        if self._signature is None:
             raise RuntimeError("call init (or run) first: the model is not known yet.")
         return self
 
@@ -328,10 +328,6 @@ class DPSVI:
                     f"init_params[{name!r}]: expected shape {expected}, got {np.shape(value)}."
                 )
         return space.unconstrain(space.constrain(loc) | init_params)
-
-
-def _shapes_of(inputs: ModelInput) -> list[Any]:
-    return [(leaf.shape, leaf.dtype) for leaf in inputs.records]
 
 
 def numpyro_params(family: Family, params: Params) -> dict[str, Array]:

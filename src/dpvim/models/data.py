@@ -23,11 +23,13 @@ class ModelInput(NamedTuple):
     Attributes:
         records: The arrays, all with the same leading axis.
         num_rows: Its length.
+        signature: Shapes, types and constants: what a model that was set up must agree with.
         call: ``(model, records) ->`` whatever the model returns for these records.
     """
 
     records: list[jax.Array]
     num_rows: int
+    signature: tuple[Any, ...]
     call: Callable[[Callable[..., Any], Record], Any]
 
 
@@ -37,6 +39,12 @@ def prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInput:
     Arrays are data. Python numbers, strings and None are public constants and reach the model as
     they are.
     """
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, list | tuple) and any(isinstance(v, int | float) for v in value):
+            raise ValueError(
+                "data: expected arrays, got a list of numbers, which is no array and would reach "
+                "the model as public constants. Use numpy.asarray if it is data."
+            )
     leaves, structure = jax.tree.flatten_with_path((args, kwargs))
     is_data = [not is_constant(leaf) for _, leaf in leaves]
     arrays = {
@@ -47,7 +55,7 @@ def prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInput:
     if not arrays:
         raise ValueError(
             "data: expected at least one array with a row for each record, got none. Pass NumPy "
-            "or JAX arrays (a list of numbers is no array: use numpy.asarray)."
+            "or JAX arrays."
         )
     num_rows = _common_length(arrays)
     constants = [None if data else leaf for (_, leaf), data in zip(leaves, is_data, strict=True)]
@@ -61,7 +69,9 @@ def prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInput:
         model_args, model_kwargs = jax.tree.unflatten(structure, filled)
         return model(*model_args, **model_kwargs)
 
-    return ModelInput([jnp.asarray(array) for array in arrays.values()], num_rows, call)
+    records = [jnp.asarray(array) for array in arrays.values()]
+    signature = (structure, constants, [(leaf.shape, leaf.dtype) for leaf in records])
+    return ModelInput(records, num_rows, signature, call)
 
 
 def is_constant(leaf: Any) -> bool:
