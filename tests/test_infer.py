@@ -232,8 +232,10 @@ def test_many_runs_on_data_of_their_own(problem, records):
 @pytest.mark.parametrize("prob", [0.2, 0.7])
 def test_the_loop_draws_batches_at_the_rate_of_the_plan(problem, prob):
     """Mean and variance of a binomial: twice the rate or a fixed size would not have them."""
-    supply = infer.Supply(engine_of(problem, plan_of(sampling_prob=prob)), 50, SecretStreams(2))
-    sizes = supply.draw(20_000, 20_000)[0].sizes
+    plan = plan_of(sampling_prob=prob)
+    supply = infer.Supply(engine_of(problem, plan), 50, SecretStreams(2))
+    rows, sizes = supply.draw(20_000, 20_000)[0]
+    assert rows.shape[1] == plan.max_batch_size  # the cap that is accounted for
     assert sizes.mean() == pytest.approx(50 * prob, rel=0.01)
     assert sizes.var() == pytest.approx(50 * prob * (1 - prob), rel=0.05)
 
