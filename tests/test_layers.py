@@ -20,7 +20,7 @@ LAYERS = [
     {"metrics", "convergence", "averaging", "estimates"},
     {"models"},
     {"posterior", "saving", "plots"},
-    {"svi", "fitting"},
+    {"svi", "result", "fitting"},
     {"experiments"},
     {"__init__"},
 ]

@@ -2,9 +2,10 @@
 
 from dpvim.estimates import DivergedError
 from dpvim.family import FAMILIES
-from dpvim.fitting import Fit, fit, fit_nonprivate, load
+from dpvim.fitting import fit, fit_nonprivate
 from dpvim.plan import PrivacyPlan
 from dpvim.posterior import Posterior
+from dpvim.result import Fit, load
 from dpvim.saving import FileError
 from dpvim.statement import PrivacyStatement
 from dpvim.svi import DPSVI

@@ -1,0 +1,185 @@
+"""What a fit gives back: posterior, trace, statement; files, pictures, and the way to go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from jaxtyping import Array
+from matplotlib.figure import Figure
+from numpyro.infer.autoguide import AutoGuide
+
+from dpvim import plots, saving
+from dpvim.estimates import EstimateName, NoiseAwareness, WindowRule
+from dpvim.estimates import estimate as estimate_posterior
+from dpvim.family import Family
+from dpvim.infer import State
+from dpvim.models.latent_space import LatentSpace
+from dpvim.plan import Plan
+from dpvim.posterior import Posterior
+from dpvim.progress import wanted
+from dpvim.saving import SavedFit
+from dpvim.statement import NoPrivacy, PrivacyStatement
+from dpvim.svi import DPSVI, numpyro_params
+from dpvim.trace import Trace
+from dpvim.types import ConvergenceWarning
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Fit:
+    """A fitted model. Every part of a private fit is a DP output or public; it holds no data.
+
+    Attributes:
+        plan: What the run did to the data.
+        privacy: What was released, under which guarantee.
+        trace: Snapshots of the variational parameters, the initial value first.
+        space: The latent sites of the model.
+        family: The variational family.
+        session: What took the steps, to go on with; None for a fit that was loaded. It knows the
+            shapes of the data, so it is for the data holder; `save` leaves it out.
+    """
+
+    plan: Plan
+    privacy: PrivacyStatement | NoPrivacy
+    trace: Trace
+    space: LatentSpace
+    family: Family
+    session: Session | None = None
+
+    @functools.cached_property
+    def posterior(self) -> Posterior:
+        """The averaged posterior that knows about the noise.
+
+        Parameters that have not converged are announced with a `ConvergenceWarning`;
+        `posterior.not_converged` and `posterior.summary()` name them.
+        """
+        found = self.posterior_at()
+        if found.not_converged:
+            warnings.warn(_say_not_converged(found), ConvergenceWarning, stacklevel=3)
+        return found
+
+    def posterior_at(
+        self,
+        estimate: EstimateName = "average",
+        *,
+        noise_aware: NoiseAwareness | Literal["matching"] = "matching",
+        window: WindowRule = "auto",
+    ) -> Posterior:
+        """Another posterior from the same trace, at no cost.
+
+        Args:
+            estimate: ``"average"`` of the window, or the ``"last"`` iterate.
+            noise_aware: What is added to the variance for the noise of the run: that of an
+                ``"iterate"``, that of the window's ``"average"``, or None for nothing. By default
+                what matches the estimate.
+            window: ``"auto"``, ``"slope"`` (the paper's), ``"rhat"``, or a number of snapshots.
+        """
+        if noise_aware == "matching":
+            noise_aware = "iterate" if estimate == "last" else "average"
+        found = estimate_posterior(
+            self.trace, self.family, estimate=estimate, noise_aware=noise_aware, window=window
+        )
+        return Posterior(found, self.space, self.trace.every, self.privacy.to_dict())
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run was stopped before its last step; `resume` takes the others."""
+        return int(self.trace.steps[-1]) < self.plan.num_steps
+
+    @property
+    def params(self) -> dict[str, Array]:
+        """The last iterate under NumPyro's names, for `Predictive` with `guide`."""
+        return numpyro_params(self.family, self.trace.last)
+
+    @property
+    def guide(self) -> AutoGuide:
+        """NumPyro's automatic guide that `params` belong to."""
+        return self._session("the guide").svi.guide
+
+    def resume(self, *data: Any, progress: bool | None = None, **keyword_data: Any) -> Fit:
+        """Take the steps that an interrupted fit left, on the same data, in the same plan."""
+        if not self.interrupted:
+            return self
+        return _continue(self, self._session("resume"), data, keyword_data, progress)
+
+    def save(self, path: str | Path) -> None:
+        """Write the fit to one file: arrays and json, no code, no data."""
+        saving.write(path, SavedFit(self.plan, self.privacy, self.trace, self.space, self.family))
+
+    def plot_trace(self, **options: Any) -> Figure:
+        """The parameters as the run went on; see `dpvim.plots.plot_trace`."""
+        return plots.plot_trace(self.trace, self.posterior, self.family, **options)
+
+    def plot_posterior(self, **options: Any) -> Figure:
+        """Means and intervals, with and without DP noise; see `dpvim.plots.plot_posterior`."""
+        return plots.plot_posterior(self.posterior, **options)
+
+    def plot_convergence(self, **options: Any) -> Figure:
+        """How long the windows are, in their own terms; see `dpvim.plots.plot_convergence`."""
+        return plots.plot_convergence(self.trace, self.posterior, **options)
+
+    def _session(self, what: str) -> Session:
+        if self.session is None:
+            raise RuntimeError(f"{what} needs the model, which a loaded fit does not have.")
+        return self.session
+
+    def __repr__(self) -> str:
+        kind = "Fit" if self.privacy.private else "NOT PRIVATE Fit"
+        cost = f"epsilon={self.privacy.epsilon:.4g}, " if self.privacy.private else ""
+        return f"<{kind}: {cost}{int(self.trace.steps[-1]):,} steps, d={self.family.dim}>"
+
+
+class Session(NamedTuple):
+    """What is needed to take more steps: the model's machinery and where it stopped."""
+
+    svi: DPSVI
+    state: State
+
+
+def load(path: str | Path) -> Fit:
+    """A fit that was saved: posterior, trace and statement, without data or model.
+
+    Raises:
+        FileError: For files that are cut short, of another kind, or from a newer dpvim.
+    """
+    return Fit(*saving.read(path))
+
+
+def _continue(
+    fit: Fit,
+    session: Session,
+    data: tuple[Any, ...],
+    keyword_data: dict[str, Any],
+    progress: bool | None,
+) -> Fit:
+    svi, state = session
+    result = svi.run(
+        state.key,
+        fit.plan.num_steps - int(state.step),
+        *data,
+        init_state=state,
+        progress_bar=wanted(progress),
+        trace_every=fit.trace.every,
+        **keyword_data,
+    )
+    delta = fit.privacy.delta if isinstance(fit.privacy, PrivacyStatement) else None
+    return dataclasses.replace(
+        fit,
+        privacy=svi.privacy(result.state, delta=delta),
+        trace=fit.trace.then(result.trace),
+        session=Session(svi, result.state),
+    )
+
+
+def _say_not_converged(posterior: Posterior, most: int = 8) -> str:
+    names = posterior.not_converged
+    shown = ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+    return (
+        f"{len(names)} of {posterior.loc.size} parameters have not converged: {shown}. The trace "
+        "is too short, or still on its way, to tell how far noise has moved them, and their "
+        "intervals may be too narrow. Take more steps or a larger learning rate, or a larger "
+        "epsilon."
+    )
