@@ -154,11 +154,11 @@ def test_division_is_by_the_expected_batch_size(problem, records):
     engine = engine_of(problem)
     state, eta = start(engine), jnp.zeros(DIM)
     batch, padding = infer.select_batch(records, jnp.zeros(10, jnp.int32), jnp.int32(0))
-    noise = jnp.array([1.0, 2.0, 3.0])
+    noise = jnp.array([1 << 24, 2 << 24, 3 << 24])
     sgd = infer.make_engine(problem, engine.family, engine.variant, optax.sgd(1.0), engine.plan)
     after, info = sgd.step(sgd.init(state.key, jnp.zeros(DIM), 0.1), eta, batch, padding, noise)
-    np.testing.assert_array_equal(info.release, noise)
-    np.testing.assert_allclose(after.params.loc, noise / (0.2 * 50), rtol=1e-6)
+    np.testing.assert_array_equal(info.release, noise * engine.plan.noise_grid)
+    np.testing.assert_allclose(after.params.loc, info.release / (0.2 * 50), rtol=1e-6)
 
 
 def test_rows_that_are_not_finite_change_nothing(problem, records):

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from dpvim.noise import GaussianNoise
+from dpvim.noise import RoundedGaussianNoise
+from dpvim.plan import PrivacyPlan
 from dpvim.randomness import SecretStreams
 
 STDDEV = 3.7
+GRID = 2.0**-20
 
 
 def draw(stddev=STDDEV, seed=1, steps=2000, size=25):
-    return GaussianNoise(SecretStreams(seed), stddev=stddev, size=size).draw(steps)
+    source = RoundedGaussianNoise(SecretStreams(seed), stddev=stddev, grid=GRID, size=size)
+    return source.draw(steps) * GRID
 
 
 def test_scale_is_right_and_the_test_can_tell():
@@ -42,15 +47,29 @@ def test_no_value_twice():
 
 
 def test_stream_does_not_depend_on_how_much_is_drawn_at_a_time():
-    source = GaussianNoise(SecretStreams(1), stddev=STDDEV, size=25)
-    pieces = np.concatenate([source.draw(n) for n in (1, 7, 92)])
+    source = RoundedGaussianNoise(SecretStreams(1), stddev=STDDEV, grid=GRID, size=25)
+    pieces = np.concatenate([source.draw(n) for n in (1, 7, 92)]) * GRID
     np.testing.assert_array_equal(pieces, draw(steps=100))
 
 
-def test_noise_is_drawn_and_scaled_in_double_precision():
+def test_noise_is_a_double_precision_normal_rounded_to_the_grid():
     exact = SecretStreams(1).generator("noise").standard_normal((2000, 25)) * STDDEV
     assert exact.dtype == np.float64
-    np.testing.assert_array_equal(draw(), exact.astype(np.float32))
+    np.testing.assert_allclose(draw(), exact, rtol=0, atol=GRID / 2 * (1 + 1e-9))
+
+
+def test_noise_is_handed_out_as_integers():
+    noise = RoundedGaussianNoise(SecretStreams(1), stddev=STDDEV, grid=GRID, size=3).draw(5)
+    assert noise.dtype == np.int32
+
+
+@pytest.mark.parametrize("stddev", [1e-4, 0.99, 1.0, 1.01, 373.0, 1e8])
+def test_sixty_standard_deviations_fit_the_integers(stddev):
+    plan = PrivacyPlan(
+        num_examples=10, sampling_prob=1.0, num_steps=1, clip_norm=1.0, noise_multiplier=stddev
+    )
+    assert math.log2(plan.noise_grid).is_integer()
+    assert 2**24 <= plan.noise_stddev / plan.noise_grid < 2**25
 
 
 def test_tails_reach_beyond_single_precision():

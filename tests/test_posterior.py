@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import secrets
 import zipfile
 
 import jax
@@ -162,7 +163,7 @@ def test_to_arviz_carries_the_guarantee(posterior):
 
 def test_a_saved_fit_needs_neither_data_nor_model(fit, tmp_path):
     path = tmp_path / "fit.npz"
-    fit.save(path)
+    fit.save(path, not_for_release=True)
     loaded = dpvim.load(path)
     assert str(loaded.privacy) == str(fit.privacy)
     assert loaded.plan == fit.plan
@@ -174,19 +175,52 @@ def test_a_saved_fit_needs_neither_data_nor_model(fit, tmp_path):
     with pytest.raises(RuntimeError, match="loaded fit"):
         _ = loaded.guide
     assert [p.name for p in tmp_path.iterdir()] == ["fit.npz"]
-    loaded.save(path)  # and again, in place
+    loaded.save(path, not_for_release=True)  # and again, in place
     assert str(dpvim.load(path).privacy) == str(fit.privacy)
 
 
 def test_a_nonprivate_fit_stays_nonprivate(tmp_path):
-    dpvim.fit_nonprivate(model, X, Y, num_steps=20).save(tmp_path / "a.npz")
+    dpvim.fit_nonprivate(model, X, Y, num_steps=20).save(tmp_path / "a.npz", not_for_release=True)
     loaded = dpvim.load(tmp_path / "a.npz")
     assert "NOT PRIVATE" in str(loaded.privacy)
     assert "NOT PRIVATE" in repr(loaded)
 
 
+def test_a_fit_without_a_guarantee_is_not_saved_by_accident(fit, tmp_path):
+    for one, why in (
+        (fit, "given seed"),
+        (dpvim.fit_nonprivate(model, X, Y, num_steps=20), "without clipping"),
+    ):
+        with pytest.raises(dpvim.NotPrivateError, match=why):
+            one.save(tmp_path / "a.npz")
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_key_is_in_no_file_and_no_text(tmp_path, monkeypatch, caplog, capfd):
+    """A private fit may be shared: what protects it must not be in it, in any usual notation."""
+    keys = []
+    real = secrets.randbits
+    monkeypatch.setattr("secrets.randbits", lambda k: keys.append(real(k)) or keys[-1])
+    caplog.set_level("DEBUG")
+    private = dpvim.fit(model, X, Y, noise_multiplier=5.0, delta=1e-5, num_steps=20, progress=True)
+    private.save(tmp_path / "a.npz")
+    assert len(keys) >= 2  # membership is not drawn with whole batches, its key is
+    text = repr(private) + str(private.privacy) + caplog.text + "".join(capfd.readouterr())
+    with zipfile.ZipFile(tmp_path / "a.npz") as archive:
+        content = b"".join(archive.read(name) for name in archive.namelist())
+    for key in keys:
+        assert str(key) not in text
+        assert f"{key:x}" not in text
+        for order in ("little", "big"):
+            # Any eighth of the key would be a leak.
+            raw = key.to_bytes(32, order)
+            assert not any(raw[i : i + 8] in content for i in range(0, 32, 8))
+        assert str(key).encode() not in content
+        assert f"{key:x}".encode() not in content
+
+
 def test_the_file_is_arrays_and_json(fit, tmp_path):
-    fit.save(tmp_path / "a.npz")
+    fit.save(tmp_path / "a.npz", not_for_release=True)
     with zipfile.ZipFile(tmp_path / "a.npz") as archive:
         names = set(archive.namelist())
         meta = json.loads(archive.read("meta.json"))
@@ -197,7 +231,7 @@ def test_the_file_is_arrays_and_json(fit, tmp_path):
 
 def rewritten(fit, tmp_path, **members):
     """A saved fit with some members of the archive replaced."""
-    fit.save(tmp_path / "good.npz")
+    fit.save(tmp_path / "good.npz", not_for_release=True)
     with zipfile.ZipFile(tmp_path / "good.npz") as archive:
         content = {name: archive.read(name) for name in archive.namelist()}
     for name, change in members.items():
@@ -219,7 +253,7 @@ def test_broken_files_are_explained(fit, tmp_path):
     (tmp_path / "text.npz").write_text("hello")
     with pytest.raises(dpvim.FileError, match="not a fit saved by dpvim"):
         dpvim.load(tmp_path / "text.npz")
-    fit.save(tmp_path / "whole.npz")
+    fit.save(tmp_path / "whole.npz", not_for_release=True)
     whole = (tmp_path / "whole.npz").read_bytes()
     (tmp_path / "short.npz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(dpvim.FileError, match="cut short"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,7 +82,8 @@ def test_step_without_clip_and_noise_is_the_elbo_gradient(
     family, variant = make_parts(family_name, variant_name, transform=scale_transform)
     params = random_params(family)
     estimator = make_estimator(problem, family, variant, whole_data_plan)
-    release = estimator.encoded_sum(params, ETA, records, jnp.zeros(50, bool))
+    no_noise = jnp.zeros(variant.num_released, jnp.int32)
+    release = estimator.release(params, ETA, records, jnp.zeros(50, bool), no_noise)
     direction = estimator.direction(params, ETA, release)
 
     def one_draw_elbo(params):
@@ -119,7 +122,7 @@ def test_inverse_fisher_is_the_inverse_of_the_fisher_matrix(scale_transform):
 
 def test_aligned_scale_gradient_has_less_variance_than_vanilla(problem, records, family_name):
     """Theorem 1, for a fixed batch, over the draw eta and the noise."""
-    plan_noise, clip = 5.0, 1e6
+    plan_noise, clip = 5.0, math.inf
     draws = 20_000
     spread = {}
     for name in ("vanilla", "aligned"):

@@ -15,6 +15,7 @@ from dpvim.types import (
     ConvergenceWarning,
     ModelError,
     NotForReleaseWarning,
+    NotPrivateError,
     PrivacyWarning,
     Relation,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "Fit",
     "ModelError",
     "NotForReleaseWarning",
+    "NotPrivateError",
     "Posterior",
     "PrivacyPlan",
     "PrivacyStatement",

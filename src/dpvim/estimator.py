@@ -5,7 +5,7 @@ r"""One DP estimate of the ELBO's gradient, whatever the variant and the family.
     eta ~ base                 one shared draw a step
     theta = probe(xi, eta)     where the likelihood's gradient is taken
     S = sum_x min(1, C/|E g_x|) E g_x          the only line that sees data
-    R = S + noise                              the only thing that is released
+    R = S + noise, on a lattice                the only thing that is released
     step = decode(R / (q N)) with free = grad_xi [log p(theta) + H(q)] / N
 
 Prior and entropy do not depend on the data, so they are added after the noise: never clipped,
@@ -19,10 +19,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from dpvim.family import Family, Params
-from dpvim.mechanism import Likelihood
+from dpvim.mechanism import Lattice, Likelihood, add_noise
 from dpvim.plan import Plan
 from dpvim.types import Latent, LogPrior, Mask, Record, Scalar
 from dpvim.variants import Variant
@@ -41,26 +41,30 @@ class Estimator(NamedTuple):
 
     Attributes:
         probe: ``(params, eta) -> latent``, the point at which the gradient is taken.
-        encoded_sum: ``(params, eta, batch, is_padding) -> S``; sees data, must not be published.
+        release: ``(params, eta, batch, is_padding, noise) -> R``; sees data.
         direction: ``(params, eta, release) ->`` ascent direction of ELBO / N; sees no data.
     """
 
     probe: Callable[[Params, Array], Latent]
-    encoded_sum: Callable[[Params, Array, Record, Mask], Float[Array, " r"]]
+    release: Callable[[Params, Array, Record, Mask, Int[Array, " r"]], Float[Array, " r"]]
     direction: Callable[[Params, Array, Float[Array, " r"]], Params]
 
 
 def make_estimator(problem: Problem, family: Family, variant: Variant, plan: Plan) -> Estimator:
     """Put a problem, a family, a variant and a plan together."""
     probe = family.reparametrise
+    lattice = Lattice.of(plan, dim=problem.dim, num_released=variant.num_released)
 
-    def encoded_sum(
-        params: Params, eta: Array, batch: Record, is_padding: Mask
+    def release(
+        params: Params, eta: Array, batch: Record, is_padding: Mask, noise: Int[Array, " r"]
     ) -> Float[Array, " r"]:
+        weights = variant.weights(params, eta)
         total = problem.likelihood.clipped_sum(
-            probe(params, eta), variant.weights(params, eta), batch, is_padding, plan.clip_norm
+            probe(params, eta), weights, batch, is_padding, lattice.row_bound
         )
-        return variant.encode(params, eta, total)
+        with jax.enable_x64(True):  # the sum is in double precision and stays there
+            encoded = variant.encode(params, eta, total)
+        return add_noise(encoded, noise, lattice.grid)
 
     def free_terms(params: Params, eta: Array) -> Scalar:
         latent = family.reparametrise(params, eta)
@@ -70,4 +74,4 @@ def make_estimator(problem: Problem, family: Family, variant: Variant, plan: Pla
         free = jax.grad(free_terms)(params, eta)
         return variant.decode(params, eta, release / plan.expected_batch_size, free)
 
-    return Estimator(probe, encoded_sum, direction)
+    return Estimator(probe, release, direction)

@@ -157,7 +157,7 @@ def mean_field(dim: int, scale_transform: str = "softplus") -> Family:
 def full_rank(dim: int, scale_transform: str = "softplus") -> Family:
     r"""A Gaussian with any covariance, :math:`\theta = m + T(a) \eta` (eq. 10 of the paper)."""
     transform = _scale_transform(scale_transform)
-    rows, columns = np.tril_indices(dim)
+    rows, columns = np.asarray(np.tril_indices(dim), np.int32)
 
     def scale_tril(params: FullRank) -> Float[Array, "d d"]:
         diagonal = transform.forward(jnp.diagonal(params.raw_tril))

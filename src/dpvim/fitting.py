@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +26,7 @@ from dpvim.progress import wanted
 from dpvim.randomness import fresh_key
 from dpvim.result import Fit, Session
 from dpvim.svi import DPSVI
-from dpvim.types import NotForReleaseWarning, Relation
+from dpvim.types import Relation
 from dpvim.variants import make_variant
 
 
@@ -127,13 +126,6 @@ def fit(
             return plan
         return plan.calibrate(epsilon=epsilon, delta=delta)
 
-    if seed is not None:
-        warnings.warn(
-            "a seed was given: whoever knows it can take the noise away. The result is marked as "
-            "not for release; leave the seed out for a private one.",
-            NotForReleaseWarning,
-            stacklevel=2,
-        )
     settings = _Settings(
         variant=variant,
         family=family,

@@ -23,8 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from dpvim.estimator import Estimator, Problem, make_estimator
 from dpvim.family import Family, Params
-from dpvim.mechanism import add_noise
-from dpvim.noise import GaussianNoise
+from dpvim.noise import RoundedGaussianNoise
 from dpvim.plan import Plan
 from dpvim.progress import ProgressBar
 from dpvim.randomness import SecretStreams
@@ -98,8 +97,7 @@ def make_engine(
         state: State, eta: Array, batch: Record, is_padding: Mask, noise: Array
     ) -> tuple[State, Info]:
         params = state.params
-        encoded = estimator.encoded_sum(params, eta, batch, is_padding)
-        release = add_noise(encoded, noise)
+        release = estimator.release(params, eta, batch, is_padding, noise)
         ascent = estimator.direction(params, eta, release)
         descent = jax.tree.map(jnp.negative, ascent)
         updates, opt_state = optimizer.update(descent, state.opt_state, params)
@@ -124,8 +122,11 @@ class Supply:
             sampling_prob=plan.sampling_prob,
             max_batch_size=plan.max_batch_size,
         )
-        self._noise = GaussianNoise(
-            streams, stddev=plan.noise_stddev, size=engine.variant.num_released
+        self._noise = RoundedGaussianNoise(
+            streams,
+            stddev=plan.noise_stddev,
+            grid=plan.noise_grid,
+            size=engine.variant.num_released,
         )
 
     def draw(self, num_steps: int, capacity: int) -> tuple[Batches, np.ndarray]:
@@ -320,7 +321,7 @@ def _run_chunk(
     state: State,
     data: Record,
     batches: Batches,
-    noise: Float[Array, "capacity r"],
+    noise: Int[Array, "capacity r"],
     bounds: Int[Array, " segments_and_one"],
 ) -> tuple[State, Params]:
     """Steps 0 .. bounds[-1] of the chunk; the parameters at the end of every segment.

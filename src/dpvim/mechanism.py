@@ -1,10 +1,18 @@
 r"""Clip, sum, noise: the one place where data become a release.
 
 For one record with gradient g the release sees E g, with E linear and public, and
-:math:`|E g|^2 = \sum_i w_i g_i^2` with public weights w >= 0. So the clip factor needs the weights
-only, and E is applied once to the sum:
+:math:`|E g|^2 = \sum_i w_i g_i^2 = |\sqrt w\, g|^2` with public weights w >= 0. So clip and sum
+work on the weighted gradient h = sqrt(w) g, and E / sqrt(w), an isometry, is applied once to the
+sum:
 
-.. math:: R = E \sum_x \min(1, C / |E g_x|)\, g_x + \sigma C z.
+.. math:: R = \mathrm{grid} \cdot \Big( \mathrm{round}\big(E w^{-1/2} \sum_x
+          \mathrm{round}(h_x \min(1, C'/|h_x|)) / \mathrm{grid}\big) + \mathrm{round}(z) \Big).
+
+Rows are rounded before they are summed and the sum is one of integers, so it is exact in any
+order. The sum is rounded to the grid of the noise, and the noise is added as integers: a release
+has no bits below the grid. Rows are clipped to C' a little below C, so that one record moves the
+release's integers by at most C / grid whatever the roundings do: `Lattice` has the bound,
+docs/privacy.md derives it.
 
 >>> import jax.numpy as jnp
 >>> gradients = jnp.array([[3.0, 4.0], [0.3, 0.4], [jnp.nan, 0.0], [9.0, 9.0]])
@@ -15,60 +23,135 @@ only, and E is applied once to the sum:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
+from dpvim.plan import Plan
 from dpvim.types import Latent, LogLikelihood, Mask, Record
 
-# A single-precision clip to C returns norms up to C (1 + 7e-8): aim a little below.
-_CLIP_MARGIN = 1e-6
-# Components are clamped before squaring; 1e25 squared is infinite in single precision. At 1e10 a
-# weight that underflows (below 1e-38) hides a contribution of at most 1e-9, far below any clip.
-_LARGEST_COMPONENT = 1e10
+# Components are clamped before squaring; 1e25 squared is infinite in single precision. Squares
+# that underflow (components below 1e-19) hide far less than any clip norm's margin.
+_LARGEST_COMPONENT = 1e15
 # Accelerators would otherwise round the operands to ten bits, and the bound would not hold.
 _PRECISION = jax.lax.Precision.HIGHEST
+# Rows are rounded to 2^18 levels up to the clip norm, so that 2^12 of them sum within 32 bits.
+_ROW_LEVELS = 2**18
+_BLOCK_ROWS = 2**12
+_SINGLE, _DOUBLE = 2.0**-24, 2.0**-53
+# A margin above this would be a loss worth a complaint.
+_LARGEST_MARGIN = 0.05
 
 
-def clip_factors(
-    gradients: Float[Array, "batch d"], weights: Float[Array, " d"], clip_norm: float
-) -> Float[Array, " batch"]:
-    r"""Factors :math:`\min(1, C / |E g_x|)` with :math:`|E g|^2 = \sum_i w_i g_i^2`.
+class Lattice(NamedTuple):
+    """The public numbers of clip, rounding and noise.
+
+    Attributes:
+        row_bound: Norm C' that rows are clipped to; infinite without privacy.
+        grid: Spacing of the releases, a power of two; 0 without privacy.
 
     Guarantees:
-        ``factor * |E g| <= clip_norm`` for every finite row. A zero gradient has factor 1. A row
-        whose norm is not finite has factor 0.
+        With `row_bound` one record moves the rounded sum by at most the plan's clip norm.
     """
-    squared_norms = jnp.matmul(gradients * gradients, weights, precision=_PRECISION)
-    factors = jnp.minimum(1.0, clip_norm * (1 - _CLIP_MARGIN) * jax.lax.rsqrt(squared_norms))
-    return jnp.where(jnp.isfinite(squared_norms), factors, 0.0)
+
+    row_bound: float
+    grid: float
+
+    @classmethod
+    def of(cls, plan: Plan, *, dim: int, num_released: int) -> Lattice:
+        """The lattice of a plan for a latent of `dim` and releases of `num_released` numbers."""
+        if math.isinf(plan.clip_norm):
+            return cls(math.inf, 0.0)
+        rows = plan.max_batch_size
+        margin = (
+            # Norms, factors, products and weights in single precision: sums of up to d squares.
+            (2 * dim + 32) * _SINGLE
+            # Every row is rounded to a multiple of at most 2 C / levels.
+            + math.sqrt(dim) / _ROW_LEVELS
+            # E w^-1/2 applied to the sum (and the sum itself where a likelihood brings its own)
+            # in double precision, in both worlds.
+            + 2 * (rows + 16) * rows * _DOUBLE
+            # The sum is rounded to the grid, in both worlds.
+            + math.sqrt(num_released) * plan.noise_grid / plan.clip_norm
+        )
+        if margin > _LARGEST_MARGIN:
+            raise ValueError(
+                f"the roundings of {rows} rows, {dim} latents and {num_released} released numbers "
+                f"would take {margin:.1%} of the clip norm, {_LARGEST_MARGIN:.0%} is the most. "
+                "Use smaller batches, fewer parameters, or the aligned variant."
+            )
+        return cls(plan.clip_norm * (1 - margin), plan.noise_grid)
+
+
+def clip_factors(rows: Float[Array, "batch d"], bound: float) -> Float[Array, " batch"]:
+    r"""Factors :math:`\min(1, \mathrm{bound} / |h_x|)` for rows of finite numbers.
+
+    Guarantees:
+        ``factor * |h|`` is at most `bound`, but for the rounding that `Lattice` allows for. A row
+        of zeros has factor 1.
+    """
+    squared_norms = jnp.matmul(rows * rows, jnp.ones(rows.shape[1]), precision=_PRECISION)
+    return jnp.minimum(1.0, bound / jnp.sqrt(squared_norms))
+
+
+def exact_sum(
+    factors: Float[Array, " batch"], rows: Float[Array, "batch d"], bound: float
+) -> Float[Array, " d"]:
+    r""":math:`\sum_x f_x h_x` with every row rounded to a multiple of bound / 2^18 or so.
+
+    Guarantees:
+        The sum of the rounded rows is exact whatever the number and order of the rows: it is one
+        of integers, in blocks that fit 32 bits and in double precision beyond.
+
+    Returns:
+        Double precision.
+    """
+    quantum = 2.0 ** math.ceil(math.log2(bound)) / _ROW_LEVELS
+    counts = jnp.rint(factors[:, None] * rows * (1 / quantum)).astype(jnp.int32)
+    num_blocks = -(-counts.shape[0] // _BLOCK_ROWS)
+    if num_blocks > 1:
+        counts = jnp.pad(counts, ((0, num_blocks * _BLOCK_ROWS - counts.shape[0]), (0, 0)))
+        blocks = counts.reshape(num_blocks, _BLOCK_ROWS, -1).sum(axis=1)
+    else:
+        blocks = counts.sum(axis=0, keepdims=True)
+    with jax.enable_x64(True):
+        return blocks.astype(jnp.float64).sum(axis=0) * quantum
 
 
 def clipped_sum(
     gradients: Float[Array, "batch d"],
     weights: Float[Array, " d"],
     is_padding: Mask,
-    clip_norm: float,
+    bound: float,
 ) -> Float[Array, " d"]:
-    r""":math:`\sum_x \min(1, C/|E g_x|) g_x` over the rows that are no padding.
+    r""":math:`\sum_x \min(1, \mathrm{bound} / |\sqrt w g_x|)\, g_x` over rows that are no padding.
 
     Guarantees:
-        Whatever one row holds (zeros, 1e30, inf, NaN), E times its share has norm at most
-        `clip_norm`. A row with a non-finite gradient contributes zero: raising would tell
-        something about one record. All padding gives zero.
+        Whatever one row holds (zeros, 1e30, inf, NaN), its share is bounded, and others' shares
+        do not depend on it. A row with a non-finite gradient contributes zero: raising would tell
+        something about one record. All padding gives zero. With an infinite bound nothing is
+        clipped or rounded.
     """
     usable = jnp.isfinite(gradients).all(axis=1) & ~is_padding
     safe = jnp.where(usable[:, None], gradients, 0.0)
-    safe = jnp.clip(safe, -_LARGEST_COMPONENT, _LARGEST_COMPONENT)
-    factors = clip_factors(safe, weights, clip_norm)
-    return jnp.matmul(factors, safe, precision=_PRECISION)
+    if math.isinf(bound):
+        return jnp.sum(safe, axis=0)
+    scale = jnp.sqrt(jnp.where(jnp.isfinite(weights), weights, 0.0))
+    rows = jnp.clip(safe * scale, -_LARGEST_COMPONENT, _LARGEST_COMPONENT)
+    total = exact_sum(clip_factors(rows, bound), rows, bound)
+    with jax.enable_x64(True):
+        return jnp.where(scale > 0, total / jnp.where(scale > 0, scale, 1.0), 0.0)
 
 
 class ClippedSum(Protocol):
-    """Sum of clipped per-example gradients of a batch at `latent`, as `clipped_sum` defines it."""
+    """Sum of clipped per-example gradients of a batch at `latent`, as `clipped_sum` defines it.
+
+    One that does not end in `exact_sum` must sum in double precision.
+    """
 
     def __call__(
         self,
@@ -76,7 +159,7 @@ class ClippedSum(Protocol):
         weights: Float[Array, " d"],
         batch: Record,
         is_padding: Mask,
-        clip_norm: float,
+        bound: float,
     ) -> Float[Array, " d"]: ...
 
 
@@ -109,18 +192,36 @@ class Likelihood(NamedTuple):
             weights: Float[Array, " d"],
             batch: Record,
             is_padding: Mask,
-            clip_norm: float,
+            bound: float,
         ) -> Float[Array, " d"]:
-            return clipped_sum(gradients(latent, batch), weights, is_padding, clip_norm)
+            return clipped_sum(gradients(latent, batch), weights, is_padding, bound)
 
         return cls(log_prob, clipped_gradient_sum)
 
 
-def add_noise(encoded_sum: Float[Array, " r"], noise: Float[Array, " r"]) -> Float[Array, " r"]:
+def add_noise(
+    encoded_sum: Float[Array, " r"], noise: Int[Array, " r"], grid: float
+) -> Float[Array, " r"]:
     """The release. Everything that leaves the data's side of the computation passes here.
 
+    Args:
+        encoded_sum: Double precision; private.
+        noise: Integers, in units of `grid`.
+        grid: Spacing of the release; with 0 there is no privacy, and the sum is returned as it is.
+
     Guarantees:
-        The sum is rounded to the noise's precision first: bits of it that are finer than the
-        noise would come through untouched.
+        The release is a whole multiple of `grid`: the sum and the noise are integers when they
+        meet, and double precision holds integers up to 2^53. What single precision drops after
+        that is post-processing.
     """
-    return encoded_sum.astype(noise.dtype) + noise
+    if grid == 0:
+        return encoded_sum.astype(jnp.float32)
+    counts = on_grid(encoded_sum, grid)
+    with jax.enable_x64(True):
+        return ((counts + noise.astype(jnp.float64)) * grid).astype(jnp.float32)
+
+
+def on_grid(encoded_sum: Float[Array, " r"], grid: float) -> Float[Array, " r"]:
+    """The sum in whole units of the grid: integers, in double precision."""
+    with jax.enable_x64(True):
+        return jnp.rint(encoded_sum.astype(jnp.float64) * (1 / grid))

@@ -23,6 +23,9 @@ from dpvim.types import PrivacyWarning, Relation
 # A batch is cut off at its mean plus this many standard deviations. The cut is accounted for; at
 # six it happens about once in 10^9 steps and costs nothing that can be measured.
 _CAP_STANDARD_DEVIATIONS = 6.0
+# Fine enough that rounding costs next to nothing, coarse enough that 64 standard deviations of
+# noise fit 32 bits.
+_GRID_BITS = 24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,6 +101,11 @@ class PrivacyPlan(_Schedule):
         return self.noise_multiplier * self.clip_norm
 
     @property
+    def noise_grid(self) -> float:
+        """Spacing of the lattice that releases lie on: a power of two, 2^-24 of the noise or so."""
+        return 2.0 ** (math.floor(math.log2(self.noise_stddev)) - _GRID_BITS)
+
+    @property
     def dp_event(self) -> dp_accounting.DpEvent:
         """The run as an event of dp-accounting, for its accountants or one of your own."""
         return accounting.dp_event(
@@ -169,6 +177,7 @@ class NonPrivatePlan(_Schedule):
 
     clip_norm = math.inf
     noise_stddev = 0.0
+    noise_grid = 0.0
 
     def check_num_rows(self, num_rows: int) -> None:
         """Refuse data of another length."""

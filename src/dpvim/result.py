@@ -25,7 +25,7 @@ from dpvim.saving import SavedFit
 from dpvim.statement import NoPrivacy, PrivacyStatement
 from dpvim.svi import DPSVI, numpyro_params
 from dpvim.trace import Trace
-from dpvim.types import ConvergenceWarning
+from dpvim.types import ConvergenceWarning, NotPrivateError
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -105,8 +105,20 @@ class Fit:
             return self
         return _continue(self, self._session("resume"), data, keyword_data, progress)
 
-    def save(self, path: str | Path) -> None:
-        """Write the fit to one file: arrays and json, no code, no data."""
+    def save(self, path: str | Path, *, not_for_release: bool = False) -> None:
+        """Write the fit to one file: arrays and json, no code, no data.
+
+        Args:
+            path: The file.
+            not_for_release: A fit without a privacy guarantee (with a given seed, or from
+                `fit_nonprivate`) is saved only if this is set, and the file says what it is.
+        """
+        if not (self.privacy.private or not_for_release):
+            raise NotPrivateError(
+                f"{path}: this fit has no privacy guarantee "
+                f"({_why_not_private(self.privacy)}), and a saved fit is made to be shared. For "
+                "a file that stays with you: save(path, not_for_release=True)."
+            )
         saving.write(path, SavedFit(self.plan, self.privacy, self.trace, self.space, self.family))
 
     def plot_trace(self, **options: Any) -> Figure:
@@ -172,6 +184,12 @@ def _continue(
         trace=fit.trace.then(result.trace),
         session=Session(svi, result.state),
     )
+
+
+def _why_not_private(privacy: PrivacyStatement | NoPrivacy) -> str:
+    if isinstance(privacy, NoPrivacy):
+        return "it used the data without clipping or noise"
+    return "its noise came from a given seed"
 
 
 def _say_not_converged(posterior: Posterior, most: int = 8) -> str:

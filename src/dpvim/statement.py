@@ -22,7 +22,6 @@ _ASSUMPTIONS = (
     "standardisation) are public, or were paid for out of a budget of their own.",
     "Nothing but this result leaves the computation: no losses, gradients or running times.",
     "Other results from the same data add to the cost, and so does a run that was started anew.",
-    "Noise and sums are floating-point numbers: who sees iterates to the last bit may learn more.",
 )
 _SEEDED = (
     "FOR TESTING ONLY: the batches and the noise came from a given seed; whoever knows it can "
@@ -100,6 +99,7 @@ class PrivacyStatement:
             "noise_multiplier": plan.noise_multiplier,
             "clip_norm": plan.clip_norm,
             "noise_stddev": plan.noise_stddev,
+            "noise_grid": plan.noise_grid,
             "sampling_prob": plan.sampling_prob,
             "num_examples": plan.num_examples,
             "expected_batch_size": plan.expected_batch_size,
@@ -122,7 +122,8 @@ class PrivacyStatement:
             ("guarantee", f"({_round_up(self.epsilon)}, {self.delta:g})-differential privacy"),
             ("neighbours", _RELATION_IN_WORDS[plan.relation]),
             ("released", self.released),
-            ("mechanism", f"clipped sums (norm {plan.clip_norm:g}) + Gaussian noise, {noise}"),
+            ("mechanism", f"clipped sums (norm {plan.clip_norm:g}) + Gaussian noise, {noise},"),
+            ("", f"both rounded to a grid of {plan.noise_grid:.3g} and added as integers"),
             (
                 "sampling",
                 f"each of {_count(plan)} records with probability "

@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ from dpvim.plan import NonPrivatePlan, Plan, PrivacyPlan
 from dpvim.randomness import SecretStreams
 from dpvim.statement import NoPrivacy, PrivacyStatement
 from dpvim.trace import Trace, default_trace_every
-from dpvim.types import BudgetExceededError
+from dpvim.types import BudgetExceededError, NotForReleaseWarning
 from dpvim.variants import make_variant
 
 # Where the means start if nothing else is said: close to the middle of every support, but not
@@ -107,6 +108,13 @@ class DPSVI:
         if not isinstance(plan, PrivacyPlan | NonPrivatePlan):
             raise TypeError(f"plan: expected a dpvim.PrivacyPlan, got {type(plan).__name__}.")
         plan.noise_stddev  # noqa: B018 -- refuse a plan that was not calibrated
+        if seed is not None and isinstance(plan, PrivacyPlan):
+            warnings.warn(
+                "a seed was given: whoever knows it can take the noise away. The result is marked "
+                "as not for release; leave the seed out for a private one.",
+                NotForReleaseWarning,
+                stacklevel=2,
+            )
         self.model = model
         self.plan = plan
         self.seed = seed

@@ -41,6 +41,10 @@ class BudgetExceededError(RuntimeError):
     """A step was asked for that the privacy plan does not pay for."""
 
 
+class NotPrivateError(RuntimeError):
+    """Something without a privacy guarantee was about to be written as if it had one."""
+
+
 class PrivacyWarning(UserWarning):
     """The result is private in name, but something about it deserves a second look."""
 
