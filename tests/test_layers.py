@@ -21,7 +21,8 @@ LAYERS = [
     {"models"},
     {"posterior", "saving", "plots"},
     {"svi", "result", "fitting"},
-    {"experiments"},
+    {"experiments", "audit"},
+    {"cli", "__main__"},
     {"__init__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
