@@ -121,22 +121,36 @@ def test_worst_batches_stay_within_the_sensitivity(variant_name, num_rows, dim):
             assert np.linalg.norm(shift(gradients, row)) <= 1 / lattice.grid, name
 
 
+def singles(factors, gradients):
+    return ((factors[i : i + 1], gradients[i : i + 1]) for i in range(len(gradients)))
+
+
 def test_the_sum_is_exact_in_any_order():
     rng = np.random.default_rng(1)
-    gradients = rng.normal(size=(10_000, 5)).astype(np.float32)
+    gradients = rng.normal(size=(3000, 5)).astype(np.float32)
     factors = np.asarray(clip_factors(jnp.asarray(gradients), 1.0))
-    quantum = 2.0**-18
-    by_hand = np.rint((factors[:, None] * gradients) / quantum).astype(np.int64).sum(axis=0)
-    order = rng.permutation(10_000)
+    quantum = 2.0**-20
+    one_by_one = np.concatenate(
+        [
+            exact_sum(jnp.asarray(f), jnp.asarray(g), 1.0)[None]
+            for f, g in singles(factors, gradients)
+        ]
+    )
+    np.testing.assert_array_equal(one_by_one % quantum, 0)
+    np.testing.assert_allclose(
+        one_by_one, factors[:, None] * gradients, rtol=0, atol=quantum / 2 * (1 + 1e-3)
+    )
+    by_hand = one_by_one.sum(axis=0)
+    order = rng.permutation(len(gradients))
     for index in (slice(None), order):
-        value = np.asarray(exact_sum(jnp.asarray(factors[index]), gradients[index], 1.0))
-        np.testing.assert_array_equal(value, by_hand * quantum)
+        value = exact_sum(jnp.asarray(factors[index]), jnp.asarray(gradients[index]), 1.0)
+        np.testing.assert_array_equal(value, by_hand)
 
 
 def test_full_blocks_of_rows_at_the_bound_do_not_overflow():
-    gradients = jnp.ones((3 * 4096, 2)) * jnp.array([1.0, 0.0])
+    gradients = jnp.ones((3 * 1024, 2)) * jnp.array([1.0, 0.0])
     value = exact_sum(jnp.ones(len(gradients)), gradients, 1.0)
-    np.testing.assert_array_equal(value, [3 * 4096, 0])
+    np.testing.assert_array_equal(value, [3 * 1024, 0])
 
 
 @given(rows, clip_norms)
@@ -209,10 +223,10 @@ def test_no_bits_of_a_release_are_finer_than_the_grid(value, noise, grid):
 
 @pytest.mark.parametrize("noise_multiplier", [0.3, 5.0, 400.0])
 def test_the_margin_is_small(noise_multiplier):
-    """What rounding costs: well under a tenth of a percent at sizes people use."""
+    """What rounding costs: a fifth of a percent at sizes people use."""
     plan = plan_of(noise_multiplier=noise_multiplier, num_examples=30_000)
     margin = 1 - Lattice.of(plan, dim=100, num_released=200).row_bound
-    assert 0 < margin < 5e-4
+    assert 0 < margin < 2e-3
 
 
 def test_a_lattice_that_would_cost_much_is_refused():

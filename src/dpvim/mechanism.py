@@ -29,6 +29,7 @@ from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from dpvim.plan import Plan
@@ -39,9 +40,16 @@ from dpvim.types import Latent, LogLikelihood, Mask, Record
 _LARGEST_COMPONENT = 1e15
 # Accelerators would otherwise round the operands to ten bits, and the bound would not hold.
 _PRECISION = jax.lax.Precision.HIGHEST
-# Rows are rounded to 2^18 levels up to the clip norm, so that 2^12 of them sum within 32 bits.
-_ROW_LEVELS = 2**18
-_BLOCK_ROWS = 2**12
+# Rows are rounded to 2^20 levels up to the clip norm, so that 2^10 of them sum within 32 bits.
+_ROW_LEVELS = 2**20
+_BLOCK_ROWS = 2**10
+# Without the record the rows behind it move up by one place of the batch. A row that comes to the
+# edge of a block may there be computed by other instructions, and be rounded to the next level.
+# A few rows do (tests/test_bridge.py counts them); room is left for so many.
+_MOVED_ROWS = 64
+# Floats from 2^23 on are integers with consecutive bit patterns. Adding this rounds a number below
+# 2^22 to an integer and leaves it in the low bits: cheaper than rounding and converting.
+_SHIFT = np.float32(1.5 * 2**23)
 _SINGLE, _DOUBLE = 2.0**-24, 2.0**-53
 # A margin above this would be a loss worth a complaint.
 _LARGEST_MARGIN = 0.05
@@ -70,8 +78,9 @@ class Lattice(NamedTuple):
         margin = (
             # Norms, factors, products and weights in single precision: sums of up to d squares.
             (2 * dim + 32) * _SINGLE
-            # Every row is rounded to a multiple of at most 2 C / levels.
-            + math.sqrt(dim) / _ROW_LEVELS
+            # Every row is rounded to a multiple of at most 2 C / levels, moved ones perhaps
+            # to the next.
+            + (1 + 2 * _MOVED_ROWS) * math.sqrt(dim) / _ROW_LEVELS
             # E w^-1/2 applied to the sum (and the sum itself where a likelihood brings its own)
             # in double precision, in both worlds.
             + 2 * (rows + 16) * rows * _DOUBLE
@@ -101,7 +110,11 @@ def clip_factors(rows: Float[Array, "batch d"], bound: float) -> Float[Array, " 
 def exact_sum(
     factors: Float[Array, " batch"], rows: Float[Array, "batch d"], bound: float
 ) -> Float[Array, " d"]:
-    r""":math:`\sum_x f_x h_x` with every row rounded to a multiple of bound / 2^18 or so.
+    r""":math:`\sum_x f_x h_x` with every row rounded to a multiple of bound / 2^20 or so.
+
+    Args:
+        factors, rows: ``|f_x h_x|`` must not exceed `bound` by more than rounding.
+        bound: What the rows were clipped to.
 
     Guarantees:
         The sum of the rounded rows is exact whatever the number and order of the rows: it is one
@@ -111,15 +124,14 @@ def exact_sum(
         Double precision.
     """
     quantum = 2.0 ** math.ceil(math.log2(bound)) / _ROW_LEVELS
-    counts = jnp.rint(factors[:, None] * rows * (1 / quantum)).astype(jnp.int32)
-    num_blocks = -(-counts.shape[0] // _BLOCK_ROWS)
-    if num_blocks > 1:
-        counts = jnp.pad(counts, ((0, num_blocks * _BLOCK_ROWS - counts.shape[0]), (0, 0)))
-        blocks = counts.reshape(num_blocks, _BLOCK_ROWS, -1).sum(axis=1)
-    else:
-        blocks = counts.sum(axis=0, keepdims=True)
+    shifted = (factors * (1 / quantum))[:, None] * rows + _SHIFT
+    bits = jax.lax.bitcast_convert_type(shifted.astype(jnp.float32), jnp.int32)
+    counts = bits - _SHIFT.view(np.int32)
+    cuts = list(range(_BLOCK_ROWS, len(counts), _BLOCK_ROWS))
+    # A product with ones is the fastest sum over rows that XLA has.
+    blocks = [jnp.ones(len(part), jnp.int32) @ part for part in jnp.split(counts, cuts)]
     with jax.enable_x64(True):
-        return blocks.astype(jnp.float64).sum(axis=0) * quantum
+        return jnp.stack(blocks).astype(jnp.float64).sum(axis=0) * quantum
 
 
 def clipped_sum(

@@ -125,7 +125,7 @@ def _divided_by_the_realised_batch() -> Any:
         def faulty(gradients: Any, weights: Any, is_padding: Any, bound: float) -> Any:
             size = jnp.maximum(1, jnp.sum(~is_padding))
             with jax.enable_x64(True):
-                return old(gradients, weights, is_padding, bound) * 5.0 / size
+                return old(gradients, weights, is_padding, bound) * (5.0 / size)
 
         return faulty
 
