@@ -18,6 +18,8 @@ from dpvim.synthesis.encoding import to_number, value_counts
 from dpvim.synthesis.schema import (
     DEFAULT_MARKERS,
     LARGEST_INTEGER,
+    LARGEST_LEVEL,
+    LARGEST_REAL,
     AnyColumn,
     Binary,
     Categorical,
@@ -37,6 +39,7 @@ _ENOUGH_TO_TELL = 20  # with so many rows, integers that all differ are taken fo
 _MOSTLY = 0.9
 _WIDE_RANGE = 1000  # positive reals whose largest is so many times the smallest: log scale
 _MOST_DECIMALS = 6
+_SMALLEST_STEP = 1e-300  # divisions by it stay finite
 _LEADING_ZERO = re.compile(r"[+-]?0\d")  # codes such as 01, whose zero is part of the label
 
 _HEADER = """\
@@ -48,6 +51,7 @@ questionnaire, the code book, the law. Then set reviewed = true for that column.
 Columns that are not described here are left out of the twin."""
 _LEVELS = "Levels were read off the data: declare all that can occur, also those that did not."
 _BOUNDS = "Bounds were read off the data: declare a range that is known without them."
+_CONSTANT = "the same value in every row, or none."
 _MIXED = "Some values are not numbers: see not_a_number, or set nullable = true."
 
 
@@ -135,11 +139,9 @@ def _look_at(name: str, series: pd.Series, markers: Sequence[str]) -> _Seen:
 
 def _guess(name: str, series: pd.Series, seen: _Seen) -> tuple[AnyColumn, str]:
     """A column and what to say about it."""
-    if len(seen.texts) < 2:
-        raise _CannotGuessError("the same value in every row, or none.")
     if pd.api.types.infer_dtype(series, skipna=True) == "boolean":
         return _levelled(name, [False, True], seen), _LEVELS
-    readable = np.isfinite(seen.numbers)
+    readable = np.abs(seen.numbers) <= LARGEST_REAL
     if readable.all() and not any(_LEADING_ZERO.match(text) for text in seen.texts):
         column = _guess_from_numbers(name, seen)
         return column, _LEVELS if isinstance(column, Levelled) else _BOUNDS
@@ -155,9 +157,11 @@ def _guess(name: str, series: pd.Series, seen: _Seen) -> tuple[AnyColumn, str]:
 
 
 def _guess_from_numbers(name: str, seen: _Seen) -> AnyColumn:
+    if len(set(seen.numbers)) < 2:  # the same number, written in several ways
+        raise _CannotGuessError(_CONSTANT)
     if not (seen.numbers == np.rint(seen.numbers)).all():
         return _real(name, seen)
-    if len(seen.texts) <= _FEW_NUMBERS:
+    if len(seen.texts) <= _FEW_NUMBERS and np.abs(seen.numbers).max() <= LARGEST_LEVEL:
         return _levelled(name, sorted({int(number) for number in seen.numbers}), seen)
     if len(seen.texts) == seen.num_rows >= _ENOUGH_TO_TELL:
         raise _CannotGuessError(
@@ -176,7 +180,7 @@ def _guess_from_numbers(name: str, seen: _Seen) -> AnyColumn:
 def _real(name: str, seen: _Seen) -> Real:
     smallest, largest = seen.numbers.min(), seen.numbers.max()
     if smallest > 0 and largest >= _WIDE_RANGE * smallest:
-        lower = 10.0 ** math.floor(math.log10(smallest))
+        lower = max(10.0 ** math.floor(math.log10(smallest)), _SMALLEST_STEP)
         upper = 10.0 ** math.ceil(math.log10(largest))
         return Real(name=name, lower=lower, upper=upper, scale="log", nullable=seen.nullable)
     lower, upper = _rounded_outward(seen.numbers)
@@ -186,6 +190,8 @@ def _real(name: str, seen: _Seen) -> Real:
 
 
 def _levelled(name: str, levels: Sequence[Level], seen: _Seen) -> Levelled:
+    if len(seen.texts) < 2:
+        raise _CannotGuessError(_CONSTANT)
     kind = Binary if len(levels) == 2 else Categorical
     return kind(name=name, levels=tuple(levels), nullable=seen.nullable)
 
@@ -193,8 +199,8 @@ def _levelled(name: str, levels: Sequence[Level], seen: _Seen) -> Levelled:
 def _rounded_outward(numbers: np.ndarray) -> tuple[float, float]:
     """Bounds with one digit of the range's size: a draft need not carry exact extremes."""
     smallest, largest = float(numbers.min()), float(numbers.max())
-    digits = -math.floor(math.log10(largest - smallest))
-    step = 10.0**-digits
+    step = max(10.0 ** math.floor(math.log10(largest - smallest)), _SMALLEST_STEP)
+    digits = -round(math.log10(step))
     lower = round(math.floor(smallest / step) * step, digits)
     upper = round(math.ceil(largest / step) * step, digits)
     return min(lower, smallest), max(upper, largest)

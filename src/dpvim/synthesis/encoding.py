@@ -109,7 +109,7 @@ def to_number(text: str) -> float:
         return math.nan
 
 
-# Reading: a number (or the index of a level) for each value, and how it status
+# Reading: a number (or the index of a level) for each value, and how it fits
 
 
 def _interpreted(
@@ -226,7 +226,9 @@ def _to_unit(column: Real, numbers: np.ndarray) -> np.ndarray:
 def _from_unit(column: Real, unit: np.ndarray) -> np.ndarray:
     if column.scale == "log":
         lower, upper = np.log(column.lower), np.log(column.upper)
-        return np.exp((1 - unit) * lower + unit * upper)
+        numbers = np.exp((1 - unit) * lower + unit * upper)
+        # exp(log(x)) need not be x; the bounds are to come back as they are.
+        return np.select([unit == 0, unit == 1], [column.lower, column.upper], numbers)
     return (1 - unit) * column.lower + unit * column.upper
 
 

@@ -25,7 +25,8 @@ CLAMP = "clamp"
 DEFAULT_MARKERS = ("", "NA", "NaN", "null")
 MAX_LEVELS = 1000
 LARGEST_INTEGER = 2**31 - 1  # encoded tables hold integers of 32 bits
-_LARGEST_LEVEL = 2**53  # beyond, a number that was read may be one of several integers
+LARGEST_REAL = 1e300  # differences of bounds stay finite
+LARGEST_LEVEL = 2**53  # beyond, a number that was read may be one of several integers
 _MAX_DECIMALS = 15
 
 Level: TypeAlias = str | int | bool
@@ -112,7 +113,7 @@ class Levelled(Column):
                 f"column {self.name!r}: levels: expected only texts, only integers or only "
                 f"booleans, got {given}. Write all of them in quotes if in doubt."
             )
-        if large := [v for v in self.levels if isinstance(v, int) and abs(v) > _LARGEST_LEVEL]:
+        if large := [v for v in self.levels if isinstance(v, int) and abs(v) > LARGEST_LEVEL]:
             hint = "Write them as texts, in quotes."
             raise self._error("levels", "integers of at most 2^53 in size", large, hint)
         if repeated := sorted({level for level in self.levels if self.levels.count(level) > 1}):
@@ -219,7 +220,7 @@ class Numeric(Column):
             return value
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._error(key, "a number", value, "Write it without quotes.")
-        if not abs(value) <= 1e300:  # differences and ratios of bounds stay finite
+        if not abs(value) <= LARGEST_REAL:
             raise self._error(key, "a finite number", value, "Choose a bound.")
         return float(value)
 
@@ -467,7 +468,7 @@ def _entries(column: Column) -> dict[str, Any]:
     base = ("name", "nullable", "reviewed")
     own = {key: getattr(column, key) for key in _keys(type(column)) if key not in base}
     # Bounds first, then the rules for what is outside.
-    rules = {key: own.pop(key) for key in ("outside", "not_a_number") if key in own}
+    rules: dict[str, Any] = {key: own.pop(key) for key in ("outside", "not_a_number") if key in own}
     if own.get("scale") == "linear":
         del own["scale"]
     entries: dict[str, Any] = {
@@ -500,4 +501,6 @@ def _literal(value: Any) -> str:
 
 
 def _commented(text: str) -> list[str]:
-    return [f"# {line}".rstrip() for line in text.splitlines()]
+    """Lines of a comment; TOML allows no control characters there."""
+    printable = ("".join(c if c.isprintable() else " " for c in s) for s in text.splitlines())
+    return [f"# {line}".rstrip() for line in printable]

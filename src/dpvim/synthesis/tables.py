@@ -12,10 +12,10 @@ import csv
 import difflib
 import gzip
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
 
 import pandas as pd
 import pyarrow as pa
@@ -113,8 +113,9 @@ def _suffix(path: Path) -> str:
 def _opened(named: Path, path: Path, mode: str, encoding: str) -> IO[str]:
     """A file as text, compressed if its final name says so."""
     compressed = named.name.lower().endswith(".gz")
-    opener: Callable[..., IO[str]] = partial(gzip.open, compresslevel=6) if compressed else open
-    return opener(path, mode, encoding=encoding, newline="")
+    opener: Any = partial(gzip.open, compresslevel=6) if compressed else open
+    options = {"encoding": encoding, "errors": "surrogateescape", "newline": ""}
+    return cast(IO[str], opener(path, mode, **options))
 
 
 def _delimiter(suffix: str) -> str:
@@ -217,6 +218,7 @@ def _header(source: Path, delimiter: str, encoding: str) -> list[str]:
         encoding = "utf-8-sig"  # a byte-order mark is no part of the first name
     with _opened(source, source, "rt", encoding) as stream:
         header = next(csv.reader(stream, delimiter=delimiter), [])
+    "".join(header).encode()  # bytes that are no text are an error in names, and only there
     if not any(name.strip() for name in header):
         raise TableError(
             f"{source}: expected a header in the first line, got "
