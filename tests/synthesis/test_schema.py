@@ -132,6 +132,14 @@ def test_a_file_from_windows_is_read(tmp_path):
     assert Schema.load(path).names[0] == "age"
 
 
+def test_the_documented_example_is_a_reviewed_schema():
+    page = (Path(__file__).parents[2] / "docs" / "schema.md").read_text()
+    schema = Schema.from_dict(tomllib.loads(page.split("```toml\n")[1].split("```")[0]))
+    schema.check_reviewed()
+    kinds = ["integer", "categorical", "ordinal", "binary", "count", "real"]
+    assert [column.kind for column in schema.columns] == kinds
+
+
 TEXTS = st.text(st.characters(exclude_categories=["Cs"])).map(str.strip)
 
 

@@ -199,6 +199,19 @@ def test_files_from_elsewhere(tmp_path):
     assert read_table(path, delimiter=";")["a"].tolist() == ["1,5"]
 
 
+def test_names_of_any_form(tmp_path):
+    header = ["a.b", 'say "c"', "new\nline", "ö", "0"]
+    frame = pd.DataFrame([["1", "2", "3", "4", "5"]], columns=header)
+    for name in ("A.CSV.GZ", "a.tsv", "a.Parquet"):
+        write_table(frame, tmp_path / name)
+        assert read_table(tmp_path / name).columns.tolist() == header
+        assert read_table(tmp_path / name, columns=header[::-1]).iloc[0].tolist() == [*"54321"]
+    path = write(tmp_path / "b.csv", '"a", "age"\n1,2\n')
+    with pytest.raises(TableError, match=r"'Age' \(did you mean '\"age\"'\?\)"):
+        read_table(path, columns=["a", "Age"])
+    assert read_table(path, columns=["a"])["a"].tolist() == ["1"]
+
+
 def test_columns_that_nobody_asks_for_may_hold_anything(tmp_path):
     path = write(tmp_path / "a.csv", b"a,b\n1,\xff\n")
     assert read_table(path, columns=["a"])["a"].tolist() == ["1"]

@@ -112,10 +112,13 @@ def _suffix(path: Path) -> str:
 
 def _opened(named: Path, path: Path, mode: str, encoding: str) -> IO[str]:
     """A file as text, compressed if its final name says so."""
-    compressed = named.name.lower().endswith(".gz")
-    opener: Any = partial(gzip.open, compresslevel=6) if compressed else open
+    opener: Any = partial(gzip.open, compresslevel=6) if _is_compressed(named) else open
     options = {"encoding": encoding, "errors": "surrogateescape", "newline": ""}
     return cast(IO[str], opener(path, mode, **options))
+
+
+def _is_compressed(path: Path) -> bool:
+    return path.name.lower().endswith(".gz")
 
 
 def _delimiter(suffix: str) -> str:
@@ -150,15 +153,15 @@ def _read_csv(
             f"encoding: expected a name such as 'utf-8' or 'latin-1', got {encoding!r}."
         ) from None
     with _errors_of_csv(source, encoding):
-        header = _header(source, delimiter, encoding)
-        names = [name.strip() for name in header]
+        names = [name.strip() for name in _header(source, delimiter, encoding)]
         _check_delimiter(source, names, columns, delimiter)
         check_names(source, [name for name in names if name], columns)
-        wanted = [
-            raw
-            for raw, name in zip(header, names, strict=True)
+        # Arrow knows the columns by their place: it might read the header in another way.
+        wanted = {
+            str(place): name
+            for place, name in enumerate(names)
             if name and (columns is None or name in columns)
-        ]
+        }
         broken: list[int] = []
 
         def note(row: pyarrow.csv.InvalidRow) -> str:
@@ -166,27 +169,31 @@ def _read_csv(
             return "skip"
 
         table = pyarrow.csv.read_csv(
-            source,
-            read_options=pyarrow.csv.ReadOptions(encoding=encoding),
+            pa.input_stream(str(source), compression="gzip" if _is_compressed(source) else None),
+            read_options=pyarrow.csv.ReadOptions(
+                encoding=encoding,
+                column_names=[str(place) for place in range(len(names))],
+                skip_rows_after_names=1,
+            ),
             parse_options=pyarrow.csv.ParseOptions(
                 delimiter=delimiter,
                 newlines_in_values=True,
                 # In a table with one column an empty line is an empty value.
-                ignore_empty_lines=len(header) > 1,
+                ignore_empty_lines=len(names) > 1,
                 invalid_row_handler=note,
             ),
             convert_options=pyarrow.csv.ConvertOptions(
-                column_types=dict.fromkeys(wanted, pa.string()), include_columns=wanted
+                column_types=dict.fromkeys(wanted, pa.string()), include_columns=[*wanted]
             ),
         )
     if broken:
         found = ", ".join(map(str, sorted(set(broken))[:3]))
         raise TableError(
-            f"{source}: expected {len(header)} fields in every row, as in the header, got "
+            f"{source}: expected {len(names)} fields in every row, as in the header, got "
             f"{len(broken)} rows with another number ({found}). Put texts that hold the delimiter "
             f"{delimiter!r} into quotes."
         )
-    return table.rename_columns([name.strip() for name in wanted])
+    return table.rename_columns([*wanted.values()])
 
 
 @contextlib.contextmanager
@@ -250,9 +257,10 @@ def check_names(where: object, names: Sequence[str], wanted: Iterable[str] | Non
         )
     absent = [name for name in wanted or () if name not in names]
     if absent:
-        close = {name: difflib.get_close_matches(name, names, n=1) for name in absent}
+        spelt = {name.lower(): name for name in names}
+        close = {name: difflib.get_close_matches(name.lower(), spelt, n=1) for name in absent}
         hints = [
-            f"{name!r}" + (f" (did you mean {match[0]!r}?)" if match else "")
+            f"{name!r}" + (f" (did you mean {spelt[match[0]]!r}?)" if match else "")
             for name, match in close.items()
         ]
         raise TableError(
