@@ -1,0 +1,318 @@
+"""Tables as files: CSV and Parquet, read whole and written piece by piece.
+
+Errors come from what a file is: its header, its form, its encoding. They are for the holder of the
+table, and quote names of columns but no values.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import csv
+import difflib
+import gzip
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, cast
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+_DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
+_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+
+
+class TableError(ValueError):
+    """The table, as a whole, is not what was asked for."""
+
+
+def read_table(
+    path: str | os.PathLike[str],
+    *,
+    columns: Sequence[str] | None = None,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+) -> pd.DataFrame:
+    """Read a table from a CSV, TSV (both may be gzipped) or Parquet file.
+
+    Values of CSV files stay texts: what they mean is for the schema to say. Names lose the blanks
+    around them; columns without a name are left out.
+
+    Args:
+        path: The suffix says what the file is.
+        columns: Names of the columns to read; all of them if None.
+        delimiter: What separates fields; a comma for .csv, a tab for .tsv if None.
+        encoding: Of the text; UTF-8 if None.
+    """
+    source = Path(path)
+    suffix = _suffix(source)
+    if not source.exists():
+        raise FileNotFoundError(f"{source}: there is no such file.")
+    if suffix == ".parquet":
+        table = _read_parquet(source, columns)
+    else:
+        table = _read_csv(source, columns, delimiter or _delimiter(suffix), encoding or "utf-8")
+    if table.num_rows == 0:
+        raise TableError(f"{source}: expected at least one record, got a header and no rows.")
+    if columns is not None:
+        table = table.select(list(columns))
+    # Arrow's types tell integers with gaps from reals; pandas' own would make them the same.
+    return table.to_pandas(types_mapper=pd.ArrowDtype)
+
+
+def write_table(
+    frames: pd.DataFrame | Iterable[pd.DataFrame],
+    path: str | os.PathLike[str],
+    *,
+    delimiter: str | None = None,
+    missing: str = "",
+) -> None:
+    """Write a table, or its pieces one after the other, as CSV, TSV or Parquet.
+
+    An existing file is replaced only when the new one is complete.
+
+    Args:
+        frames: All pieces have the same columns.
+        path: The suffix says what to write, as for `read_table`.
+        delimiter: As for `read_table`.
+        missing: The text that stands for a missing value in CSV files.
+    """
+    target = Path(path)
+    suffix = _suffix(target)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{target.parent}: there is no such folder. Create it first.")
+    pieces = _pieces(target, [frames] if isinstance(frames, pd.DataFrame) else frames)
+    incomplete = target.with_name(target.name + ".partial")
+    try:
+        if suffix == ".parquet":
+            _write_parquet(pieces, incomplete)
+        else:
+            with _opened(target, incomplete, "wt", "utf-8") as stream:
+                stream.writelines(_csv_lines(pieces, delimiter or _delimiter(suffix), missing))
+        os.replace(incomplete, target)
+    finally:
+        incomplete.unlink(missing_ok=True)
+
+
+def _suffix(path: Path) -> str:
+    name = path.name.lower()
+    for suffix in _SUFFIXES:
+        if name.endswith(suffix):
+            return suffix
+    raise TableError(
+        f"{path}: expected a file that ends in one of {', '.join(_SUFFIXES)}, got "
+        f"{''.join(path.suffixes[-2:]) or 'no suffix'!r}. Rename or convert it."
+    )
+
+
+def _opened(named: Path, path: Path, mode: str, encoding: str) -> IO[str]:
+    """A file as text, compressed if its final name says so."""
+    opener: Any = partial(gzip.open, compresslevel=6) if _is_compressed(named) else open
+    options = {"encoding": encoding, "errors": "surrogateescape", "newline": ""}
+    return cast(IO[str], opener(path, mode, **options))
+
+
+def _is_compressed(path: Path) -> bool:
+    return path.name.lower().endswith(".gz")
+
+
+def _delimiter(suffix: str) -> str:
+    return "\t" if suffix.startswith(".tsv") else ","
+
+
+def _read_parquet(source: Path, columns: Sequence[str] | None) -> pa.Table:
+    try:
+        file = pq.ParquetFile(source)
+        names = file.schema_arrow.names
+        check_names(source, names, columns)
+        return file.read(columns=None if columns is None else list(columns))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise TableError(
+            f"{source}: expected a Parquet file, got one that cannot be read "
+            f"({type(error).__name__}). Copy or write it again."
+        ) from None
+
+
+def _read_csv(
+    source: Path, columns: Sequence[str] | None, delimiter: str, encoding: str
+) -> pa.Table:
+    if len(delimiter) != 1 or not delimiter.isascii():
+        raise TableError(
+            f"delimiter: expected one character such as ',' or ';', got {delimiter!r}. "
+            "A tab is '\\t'."
+        )
+    try:
+        encoding = codecs.lookup(encoding).name
+    except LookupError:
+        raise TableError(
+            f"encoding: expected a name such as 'utf-8' or 'latin-1', got {encoding!r}."
+        ) from None
+    with _errors_of_csv(source, encoding):
+        names = [name.strip() for name in _header(source, delimiter, encoding)]
+        _check_delimiter(source, names, columns, delimiter)
+        check_names(source, [name for name in names if name], columns)
+        # Arrow knows the columns by their place: it might read the header in another way.
+        wanted = {
+            str(place): name
+            for place, name in enumerate(names)
+            if name and (columns is None or name in columns)
+        }
+        broken: list[int] = []
+
+        def note(row: pyarrow.csv.InvalidRow) -> str:
+            broken.append(row.actual_columns)
+            return "skip"
+
+        table = pyarrow.csv.read_csv(
+            pa.input_stream(str(source), compression="gzip" if _is_compressed(source) else None),
+            read_options=pyarrow.csv.ReadOptions(
+                encoding=encoding,
+                column_names=[str(place) for place in range(len(names))],
+                skip_rows_after_names=1,
+            ),
+            parse_options=pyarrow.csv.ParseOptions(
+                delimiter=delimiter,
+                newlines_in_values=True,
+                # In a table with one column an empty line is an empty value.
+                ignore_empty_lines=len(names) > 1,
+                invalid_row_handler=note,
+            ),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types=dict.fromkeys(wanted, pa.string()), include_columns=[*wanted]
+            ),
+        )
+    if broken:
+        found = ", ".join(map(str, sorted(set(broken))[:3]))
+        raise TableError(
+            f"{source}: expected {len(names)} fields in every row, as in the header, got "
+            f"{len(broken)} rows with another number ({found}). Put texts that hold the delimiter "
+            f"{delimiter!r} into quotes."
+        )
+    return table.rename_columns([*wanted.values()])
+
+
+@contextlib.contextmanager
+def _errors_of_csv(source: Path, encoding: str) -> Iterator[None]:
+    """Say what is wrong with a file, without the rows that the parser's messages quote."""
+    other = "latin-1" if encoding == "utf-8" else "utf-8"
+    hint = f"Pass the encoding that it was saved in, such as {other!r} or 'utf-16'."
+    undecodable = f"{source}: expected text in {encoding}, got bytes that are none. {hint}"
+    try:
+        yield
+    except UnicodeError:
+        raise TableError(undecodable) from None
+    except pa.ArrowInvalid as error:
+        if "UTF8" in str(error):
+            raise TableError(undecodable) from None
+        raise TableError(
+            f"{source}: expected rows of fields, got something that cannot be read as CSV. Is a "
+            "quote left open, or the file of another kind?"
+        ) from None
+    except (OSError, EOFError, csv.Error) as error:
+        raise TableError(
+            f"{source}: expected a CSV file that can be read, got one that cannot "
+            f"({type(error).__name__}). Copy or write it again."
+        ) from None
+
+
+def _header(source: Path, delimiter: str, encoding: str) -> list[str]:
+    if encoding == "utf-8":
+        encoding = "utf-8-sig"  # a byte-order mark is no part of the first name
+    with _opened(source, source, "rt", encoding) as stream:
+        header = next(csv.reader(stream, delimiter=delimiter), [])
+    "".join(header).encode()  # bytes that are no text are an error in names, and only there
+    if not any(name.strip() for name in header):
+        raise TableError(
+            f"{source}: expected a header in the first line, got "
+            f"{'an empty line' if source.stat().st_size else 'an empty file'}."
+        )
+    return header
+
+
+def _check_delimiter(
+    source: Path, names: Collection[str], columns: Collection[str] | None, delimiter: str
+) -> None:
+    if len(names) > 1 or (columns is not None and set(columns) <= set(names)):
+        return
+    for other, spoken in _DELIMITERS.items():
+        if other != delimiter and any(other in name for name in names):
+            raise TableError(
+                f"{source}: expected fields that {_DELIMITERS.get(delimiter, repr(delimiter))} "
+                f"separates, got one column whose name holds {spoken}. Pass the delimiter "
+                f"{other!r}."
+            )
+
+
+def check_names(where: object, names: Sequence[str], wanted: Iterable[str] | None = None) -> None:
+    """Refuse names that occur twice and say which wanted ones are not there."""
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise TableError(
+            f"{where}: expected every column's name once, got {', '.join(map(repr, repeated))} "
+            "more than once. Rename them."
+        )
+    absent = [name for name in wanted or () if name not in names]
+    if absent:
+        spelt = {name.lower(): name for name in names}
+        close = {name: difflib.get_close_matches(name.lower(), spelt, n=1) for name in absent}
+        hints = [
+            f"{name!r}" + (f" (did you mean {spelt[match[0]]!r}?)" if match else "")
+            for name, match in close.items()
+        ]
+        raise TableError(
+            f"{where}: expected all columns of the schema, got none named {', '.join(hints)}. "
+            "Correct the schema or the header."
+        )
+
+
+def _pieces(target: Path, frames: Iterable[pd.DataFrame]) -> Iterator[pa.Table]:
+    names = None
+    for frame in frames:
+        piece = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata()
+        names = names or piece.column_names
+        if piece.column_names != names:
+            raise TableError(
+                f"{target}: expected pieces with the same columns, got {piece.column_names} after "
+                f"{names}. Bring them into the same order."
+            )
+        yield piece
+    if names is None:
+        raise TableError(f"{target}: expected at least one piece of a table, got none.")
+
+
+def _write_parquet(pieces: Iterable[pa.Table], path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        writer = None
+        for piece in pieces:
+            if writer is None:
+                # pandas has texts as Arrow's large strings, which not everyone reads.
+                types = {pa.large_string(): pa.string()}
+                schema = pa.schema([(f.name, types.get(f.type, f.type)) for f in piece.schema])
+                writer = stack.enter_context(pq.ParquetWriter(path, schema))
+            writer.write_table(piece.cast(schema))
+
+
+def _csv_lines(pieces: Iterable[pa.Table], delimiter: str, missing: str) -> Iterator[str]:
+    """The header, then the rows of each piece; only fields that need quotes have them."""
+    special = f'[\\x{ord(delimiter):02x}"\\r\\n]'
+
+    def quoted(texts: pa.Array) -> pa.Array:
+        needed = pc.match_substring_regex(texts, special)
+        if not pc.any(needed).as_py():
+            return texts
+        doubled = pc.replace_substring(texts, '"', '""')
+        in_quotes = pc.binary_join_element_wise('"', doubled, '"', "")
+        return pc.if_else(needed, in_quotes, texts)
+
+    for number, piece in enumerate(pieces):
+        if number == 0:
+            yield delimiter.join(quoted(pa.array(piece.column_names)).to_pylist()) + "\n"
+        fields = [
+            quoted(pc.fill_null(column.cast(pa.string()), missing)) for column in piece.columns
+        ]
+        rows = pc.binary_join_element_wise(*fields, delimiter)
+        yield "".join(row + "\n" for row in rows.to_pylist())
