@@ -21,6 +21,7 @@ LAYERS = [
     {"models"},
     {"posterior", "saving", "plots"},
     {"svi", "result", "fitting"},
+    {"synthesis"},
     {"experiments"},
     {"__init__"},
 ]
