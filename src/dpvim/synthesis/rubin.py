@@ -12,8 +12,9 @@ variance of a table, and only the first one is wanted. (When missing values are 
 a table is the same in all m, and the within part is added. That rule is wrong here.)
 
 A difference of estimates may be negative. Then T is replaced by :math:`(n_{syn} / n)\, \bar u`, the
-sampling variance of a table of the original's size, with m - 1 degrees of freedom. docs/analysis.md
-derives all this and says how often the intervals hold.
+sampling variance of a table of the original's size, with m - 1 degrees of freedom. That knows
+nothing of the noise of a private fit, so it is worth a warning. docs/analysis.md derives all this
+and says how often the intervals hold.
 
 >>> print(combine([0.9, 1.4, 0.6, 1.1], [0.02, 0.03, 0.02, 0.03], names=["slope"]))
 4 synthetic data sets, 95 % intervals
@@ -181,7 +182,8 @@ class Combined:
         if self.negative.any():
             lines.append(
                 "* (1 + 1/m) b - u is negative; the variance is n_syn / n = "
-                f"{self.rows_ratio:g} times u. More or larger synthetic data sets avoid this."
+                f"{self.rows_ratio:g} times u, too little after a private fit. More or larger "
+                "synthetic data sets avoid this."
             )
         if (self.df[~self.negative] < _FEW_DF).any():
             lines.append(
@@ -473,7 +475,8 @@ def _warn_negative(names: list[str], rows_ratio: float | None) -> None:
     warnings.warn(
         f"The total variance of {shown} is negative: estimates vary less between the synthetic "
         f"data sets than within them. {ratio} times the within variance is used instead."
-        f"{advice} More or larger synthetic data sets avoid this.",
+        f"{advice} That is too little if the posterior is wider than the data alone make it, as "
+        "after a private fit. More or larger synthetic data sets avoid this.",
         NegativeVarianceWarning,
         stacklevel=3,
     )
