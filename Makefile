@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format bench-published clean
+.PHONY: demo test lint format audit bench-published clean
 
 demo: $(READY)
 	$(BIN)/python examples/affairs.py
@@ -19,6 +19,12 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+audit: $(READY)
+	$(BIN)/dpvim audit
+	$(BIN)/python benchmarks/audit_faults.py faults
+	$(BIN)/python benchmarks/audit_faults.py control
+	$(BIN)/python benchmarks/audit_faults.py table
 
 bench-published: $(READY)
 	$(BIN)/python benchmarks/published_adult.py

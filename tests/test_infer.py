@@ -89,8 +89,8 @@ def test_one_record_moves_a_release_by_the_clip_norm_and_no_more(
 
     nobody_absent = jnp.zeros(50, bool)
     moved = release(nobody_absent) - release(nobody_absent.at[0].set(True))
-    assert np.linalg.norm(moved) <= 0.5 * (1 + 1e-5)
-    assert np.linalg.norm(moved) == pytest.approx(0.5, rel=1e-4)
+    assert np.linalg.norm(moved) <= 0.5
+    assert np.linalg.norm(moved) == pytest.approx(0.5, rel=1e-3)
 
 
 def test_a_step_traces_once(records):

@@ -80,9 +80,10 @@ def _clip_to_root_two() -> Any:
 def _clip_after_the_sum() -> Any:
     def make(old: Any) -> Any:
         def faulty(gradients: Any, weights: Any, is_padding: Any, bound: float) -> Any:
-            usable = jnp.isfinite(gradients).all(axis=1) & ~is_padding
-            safe = jnp.clip(jnp.where(usable[:, None], gradients, 0.0), -1e15, 1e15)
-            return old(safe.sum(axis=0)[None], weights, jnp.zeros(1, bool), bound)
+            rows = gradients()
+            usable = jnp.isfinite(rows).all(axis=1) & ~is_padding
+            safe = jnp.clip(jnp.where(usable[:, None], rows, 0.0), -1e15, 1e15)
+            return old(lambda: safe.sum(axis=0)[None], weights, jnp.zeros(1, bool), bound)
 
         return faulty
 
@@ -94,9 +95,9 @@ def _nan_rows_kept() -> Any:
 
     def make(old: Any) -> Any:
         def faulty(gradients: Any, weights: Any, is_padding: Any, bound: float) -> Any:
-            nan_rows = (jnp.isnan(gradients).any(axis=1) & ~is_padding).sum()
+            nan_rows = (jnp.isnan(gradients()).any(axis=1) & ~is_padding).sum()
             with jax.enable_x64(True):
-                spoilt = jnp.where(nan_rows, jnp.nan, 0.0)
+                spoilt = jnp.where(nan_rows, jnp.nan, 0.0).astype(jnp.float64)
                 return old(gradients, weights, is_padding, bound) + spoilt
 
         return faulty
@@ -125,7 +126,8 @@ def _divided_by_the_realised_batch() -> Any:
         def faulty(gradients: Any, weights: Any, is_padding: Any, bound: float) -> Any:
             size = jnp.maximum(1, jnp.sum(~is_padding))
             with jax.enable_x64(True):
-                return old(gradients, weights, is_padding, bound) * (5.0 / size)
+                factor = 5.0 / size.astype(jnp.float64)
+                return old(gradients, weights, is_padding, bound) * factor
 
         return faulty
 
