@@ -24,6 +24,7 @@ True
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import math
 from collections.abc import Callable
@@ -41,7 +42,7 @@ ACCOUNTANT = "PLD (connect-the-dots, tilted Fourier transform, upper bound)"
 _ALGORITHM = 1
 
 # What the grid adds to epsilon, relative to epsilon or to `_SMALL_EPSILON`, whichever is larger.
-_TOLERANCE = 5e-4
+_TOLERANCE = 2e-4
 _SMALL_EPSILON = 0.01
 # The search for a noise multiplier begins on grids that are cheaper by far.
 _SEARCH_TOLERANCE = 1e-2
@@ -56,8 +57,8 @@ _OUTSIDE = 1e-7
 # A bound on the relative rounding error of one step's masses, losses and Fourier coefficients.
 # Measured: below 1e-15. T steps have T times that.
 _ROUNDING = 1e-14
-# The grid is never finer than this fraction of the composed loss's standard deviation.
-_FINEST = 2.0**-19
+# A grid is never finer than this fraction of the composed loss's standard deviation.
+_FINEST = 2.0**-18
 
 _LEAST_NOISE = 1e-3
 
@@ -133,6 +134,7 @@ def calibrate_noise(
             max_batch_size=max_batch_size,
         )
 
+    @functools.cache
     def cost(log_noise: float, tolerance: float) -> float:
         return _epsilon(event_at(log_noise), delta, relation, tolerance)
 
@@ -283,18 +285,24 @@ def _epsilon_above(
 ) -> float:
     """Upper bound on epsilon in one direction, or `floor` if that is larger."""
     step = _cut_to_pieces(pairs, _CUT_OFF * delta / num_steps)
-    tilt, guess = _saddle_point(step, num_steps, delta)
+    aim = max(floor, _SMALL_EPSILON, _renyi_guess(step, num_steps, delta))
+    best = width = math.inf
+    ease = 1.0
     while True:
-        grid = _fine_enough_grid(
-            step, num_steps, tilt, tolerance * max(guess, floor, _SMALL_EPSILON)
-        )
-        epsilon = _solve(grid, num_steps, delta, floor)
-        if epsilon is None:  # it lies below the window: tilt less
-            tilt /= 4
-        elif grid.is_finest or grid.excess <= tolerance * max(epsilon, _SMALL_EPSILON):
-            return epsilon
-        else:
-            guess = 0.9 * epsilon
+        tilt = ease * _tilt_to(step, num_steps, aim)
+        first, finest = _widths(step, num_steps, tilt, aim, 2 * tolerance)
+        if width <= finest:
+            return best
+        width = max(finest, min(first, width / 2))
+        epsilon = _solve(_grid(step, tilt, width), num_steps, delta, floor)
+        if epsilon is None:  # it lies below all that is seen under this tilt
+            ease, width = ease / 4, 2 * width
+            continue
+        change, best = abs(best - epsilon), min(best, epsilon)
+        # Half the width adds a quarter: a third of the last change is left.
+        if best <= floor or change <= 3 * tolerance * max(best, _SMALL_EPSILON):
+            return best
+        aim = max(best, _SMALL_EPSILON)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -356,8 +364,18 @@ def _mean(weights: np.ndarray, values: np.ndarray) -> float:
     return float(np.sum(weights * values))
 
 
-def _saddle_point(step: _Pieces, num_steps: int, delta: float) -> tuple[float, float]:
-    """The tilt at which Renyi divergences bound epsilon best, and that bound."""
+def _tilt_to(step: _Pieces, num_steps: int, loss: float) -> float:
+    """The tilt under which the composed loss has its mean at `loss`."""
+
+    def mean_excess(tilt: float) -> float:
+        _, weights = _tilted(step.mass, step.mean, tilt)
+        return num_steps * _mean(weights, step.mean) - loss
+
+    return _crossing(mean_excess)
+
+
+def _renyi_guess(step: _Pieces, num_steps: int, delta: float) -> float:
+    """The best bound on epsilon by Renyi divergences, were the pieces all there is."""
 
     def log_delta_ratio(tilt: float) -> float:
         log_mgf, weights = _tilted(step.mass, step.mean, tilt)
@@ -366,7 +384,7 @@ def _saddle_point(step: _Pieces, num_steps: int, delta: float) -> tuple[float, f
 
     tilt = _crossing(log_delta_ratio)
     log_mgf, _ = _tilted(step.mass, step.mean, tilt)
-    return tilt, _renyi_bound(num_steps * log_mgf, tilt, delta)
+    return _renyi_bound(num_steps * log_mgf, tilt, delta)
 
 
 def _renyi_bound(log_mgf: float, tilt: float, delta: float) -> float:
@@ -384,9 +402,34 @@ def _crossing(function: Callable[[float], float]) -> float:
     return math.exp(high)
 
 
+def _widths(
+    step: _Pieces, num_steps: int, tilt: float, epsilon: float, tolerance: float
+) -> tuple[float, float]:
+    """The width of a grid that may be fine enough, and that of the finest that is tried.
+
+    log E exp(tilt * L) is too small for the pieces and too large for the grid. The difference,
+    divided by the tilt, is what the grid adds to epsilon if many small losses make up the sum.
+    """
+    excess = tolerance * epsilon
+    log_mgf, weights = _tilted(step.mass, step.mean, tilt)
+    mean = _mean(weights, step.mean)
+    spread = math.sqrt(num_steps * _mean(weights, (step.mean - mean) ** 2))
+    # No step's loss is raised by more than twice the width, so that this width is always enough.
+    finest = max(_FINEST * spread, 0.5 * excess / num_steps)
+    width = max(min(0.5 * spread, epsilon / 16), finest)
+    while width > finest:
+        grid = _grid(step, tilt, width)
+        added = num_steps * (_tilted(grid.mass, grid.loss, tilt)[0] - log_mgf) / tilt
+        if added <= excess:
+            break
+        # What is added falls with the square of the width, later if not at first.
+        width = max(finest, width * min(0.7, max(0.1, 0.95 * math.sqrt(excess / added))))
+    return width, finest
+
+
 @dataclasses.dataclass(frozen=True)
 class _Grid:
-    """One step's loss on the points ``origin + index * width``, and what the grid has added."""
+    """One step's loss on the points ``origin + index * width``, and the tilt it is meant for."""
 
     origin: float
     width: float
@@ -394,53 +437,30 @@ class _Grid:
     mass: np.ndarray
     lost: float
     tilt: float
-    excess: float
-    is_finest: bool
 
     @property
     def loss(self) -> np.ndarray:
         return self.origin + self.width * self.index
 
 
-def _fine_enough_grid(step: _Pieces, num_steps: int, tilt: float, excess: float) -> _Grid:
-    """The grid that adds no more than `excess` to epsilon.
-
-    log E exp(tilt * L) is too small for the pieces and too large for the grid. The difference,
-    divided by the tilt, is what epsilon differs by to leading order.
-    """
-    log_mgf, weights = _tilted(step.mass, step.mean, tilt)
-    mean = _mean(weights, step.mean)
-    spread = math.sqrt(num_steps * _mean(weights, (step.mean - mean) ** 2))
-    finest = _FINEST * spread
-    # No step's loss is raised by more than twice the width, so that this width is always enough.
-    width = max(0.5 * spread, 0.5 * excess / num_steps)
-    # Where nearly all of the mass is in one place, a point of the grid there keeps it in place.
-    origin = float(step.mean[np.argmax(weights)])
-    while True:
-        index, mass = _connect_the_dots(step, origin, width)
-        added = num_steps * (_tilted(mass, origin + width * index, tilt)[0] - log_mgf) / tilt
-        if added <= excess or width <= finest:
-            return _Grid(
-                origin, width, index, mass, step.lost, tilt, added, is_finest=width <= finest
-            )
-        # What is added falls with the square of the width, later if not at first.
-        width = max(finest, width * min(0.7, max(0.1, 0.95 * math.sqrt(excess / added))))
-
-
-def _connect_the_dots(step: _Pieces, origin: float, width: float) -> tuple[np.ndarray, np.ndarray]:
+def _grid(step: _Pieces, tilt: float, width: float) -> _Grid:
     """Each piece's mass on the points around it, such that its masses under P and Q stay."""
+    # Where nearly all of the mass is in one place, a point of the grid there keeps it in place.
+    origin = float(step.mean[np.argmax(_tilted(step.mass, step.mean, tilt)[1])])
     below = np.floor((step.low - origin) / width)
     above = np.maximum(np.ceil((step.high - origin) / width), below + 1)
     up = np.expm1(origin + below * width - step.mean) / np.expm1((below - above) * width)
     up = np.clip(up, 0, 1)
-    index = np.concatenate([below, above]).astype(np.int64)
-    return index, np.concatenate([step.mass * (1 - up), step.mass * up])
+    mass = np.concatenate([step.mass * (1 - up), step.mass * up])
+    index, place = np.unique(np.concatenate([below, above]), return_inverse=True)
+    mass = np.bincount(place, weights=mass)
+    return _Grid(origin, width, index.astype(np.int64), mass, step.lost, tilt)
 
 
 def _solve(grid: _Grid, num_steps: int, delta: float, floor: float) -> float | None:
     """The least epsilon, from `floor` on, at which the composed loss has at most `delta`.
 
-    None if it lies below what can be seen under the grid's tilt.
+    None if it lies below all that can be seen under the grid's tilt.
     """
     rounding = num_steps * _ROUNDING
     infinite = -math.expm1(num_steps * math.log1p(-grid.lost))
@@ -460,19 +480,29 @@ def _solve(grid: _Grid, num_steps: int, delta: float, floor: float) -> float | N
 
     index = np.arange(first, last + 1)
     loss = start + grid.width * index
-    mass = _composed(grid.index, weights, num_steps, size)[index % size]
-    mass *= np.exp(num_steps * log_mgf - grid.tilt * loss)
+    mass, error = _composed(grid.index, weights, num_steps, size)
+    untilt = np.exp(num_steps * log_mgf - grid.tilt * loss)
+    mass = mass[index % size] * untilt
+    error *= _norm_of_what_is_summed(grid.tilt, grid.width)
     # delta(loss) = E max(0, 1 - exp(loss - L)) = P(L > loss) - E [exp(loss - L), L > loss]
     decay = math.exp(-grid.width)
     at_or_above = np.cumsum(mass[::-1])[::-1]
     discounted = signal.lfilter([1.0], [1.0, -decay], mass[::-1])[::-1]
-    too_low = np.flatnonzero(at_or_above[1:] - decay * discounted[1:] > budget)
+    budgets = budget - error * untilt
+    too_low = np.flatnonzero(at_or_above[1:] - decay * discounted[1:] > budgets[:-1])
     if too_low.size == 0:
         return floor if low <= floor else None
-    above = too_low[-1] + 1
+    below, above = too_low[-1], too_low[-1] + 1
     # Between points of the grid delta is linear in exp(epsilon).
-    step_back = math.log((at_or_above[above] - budget) / discounted[above])
-    return max(floor, float(loss[above]) + step_back + rounding)
+    step_back = math.log((at_or_above[above] - budgets[below]) / discounted[above])
+    return max(floor, float(loss[above]) + min(0.0, step_back) + rounding)
+
+
+def _norm_of_what_is_summed(tilt: float, width: float) -> float:
+    """Euclidean norm of (1 - exp(-l)) exp(-tilt * l) on the grid's points l > 0, or more."""
+    ratio = math.exp(-2 * tilt * width)
+    rest = -math.expm1(-2 * tilt * width)
+    return math.sqrt(min(1 / rest, width**2 * ratio * (1 + ratio) / rest**3))
 
 
 def _edge(grid: _Grid, num_steps: int, tilt: float, outside: float, side: int) -> float:
@@ -491,15 +521,32 @@ def _edge(grid: _Grid, num_steps: int, tilt: float, outside: float, side: int) -
     return side * (exponent(further)[0] - math.log(outside)) / further
 
 
-def _composed(index: np.ndarray, weights: np.ndarray, num_steps: int, size: int) -> np.ndarray:
-    """Masses of the sum of `num_steps` indices modulo `size`; rounding errors only add to them."""
-    middle = round(_mean(weights, index))  # small phases have small errors
-    one = np.bincount((index - middle) % size, weights=weights, minlength=size)
-    spectrum = fft.rfft(one)
-    # Most of it vanishes in the power, and is not worth the time.
-    loud = np.abs(spectrum) > math.exp(-60 / num_steps)
-    power = np.zeros_like(spectrum)
-    power[loud] = spectrum[loud] ** num_steps
-    mass = np.maximum(fft.irfft(power, size), 0)
-    mass += num_steps * _ROUNDING * mass.max()
-    return np.roll(mass, num_steps * middle % size)
+def _composed(
+    index: np.ndarray, weights: np.ndarray, num_steps: int, size: int
+) -> tuple[np.ndarray, float]:
+    """Masses of the sum of `num_steps` indices modulo `size`; a bound on the norm of their error.
+
+    A transform is off by a small part of the norm of what it transforms. It has a modulus of at
+    most one, so that its power is off by T times that. Where most of the mass is at one point, the
+    point is kept out of the transforms: (atom + rest)^T - atom^T is small, and so is its error.
+    """
+    middle = int(index[np.argmax(weights)])
+    rest = np.bincount((index - middle) % size, weights=weights, minlength=size)
+    atom, rest[0] = rest[0], 0.0
+    spectrum = fft.rfft(rest)
+    error = num_steps * _ROUNDING * math.sqrt(np.sum(rest**2))
+    log_all_atom = num_steps * math.log(atom)
+    if atom > 0.6 and log_all_atom > -30:
+        part = spectrum / atom
+        log_size = 0.5 * np.log1p(2 * part.real + part.real**2 + part.imag**2)
+        log_one = log_size + 1j * np.arctan2(part.imag, 1 + part.real)
+        mass = fft.irfft(np.expm1(num_steps * log_one), size) * math.exp(log_all_atom)
+        mass[0] += math.exp(log_all_atom)
+    else:
+        spectrum += atom
+        # Most of it vanishes in the power, and is not worth the time.
+        loud = np.abs(spectrum) > math.exp(-60 / num_steps)
+        power = np.zeros_like(spectrum)
+        power[loud] = spectrum[loud] ** num_steps
+        mass = fft.irfft(power, size)
+    return np.roll(np.maximum(mass, 0), num_steps * middle % size), error
