@@ -41,12 +41,14 @@ ACCOUNTANT = "PLD (connect-the-dots, tilted Fourier transform, upper bound)"
 # Part of what a cached answer is filed under: raise it with every change of the numbers.
 _ALGORITHM = 1
 
-# What the grid adds to epsilon, relative to epsilon or to `_SMALL_EPSILON`, whichever is larger.
-_TOLERANCE = 2e-4
+# The grid's width is halved until that changes epsilon by less than this, relative to epsilon or to
+# `_SMALL_EPSILON`, whichever is larger. What is left is a third of it, or all of it at worst.
+_TOLERANCE = 2.5e-3
 _SMALL_EPSILON = 0.01
 # The search for a noise multiplier begins on grids that are cheaper by far.
-_SEARCH_TOLERANCE = 1e-2
-_LOG_NOISE_TOLERANCE = 5e-5
+_SEARCH_TOLERANCE = 3e-2
+_LOG_NOISE_TOLERANCE = 1e-4
+_MOST_CORRECTIONS = 8
 
 # Pieces of one step's loss, between points that are evenly spaced on the scale of the noise. Each
 # is about 1/400 of a standard deviation wide, which adds less than 1e-5 of the loss's variance.
@@ -54,11 +56,11 @@ _PIECES = 2**13
 # Mass that may be cut off, in units of delta; and outside the window, under the tilt.
 _CUT_OFF = 1e-7
 _OUTSIDE = 1e-7
-# A bound on the relative rounding error of one step's masses, losses and Fourier coefficients.
-# Measured: below 1e-15. T steps have T times that.
-_ROUNDING = 1e-14
-# A grid is never finer than this fraction of the composed loss's standard deviation.
-_FINEST = 2.0**-18
+# A bound on the relative rounding error of one step's masses, losses and Fourier coefficients: four
+# times the most that is seen against extended precision. T steps have T times that.
+_ROUNDING = 2e-15
+# Memory and time end here, should it ever come to that: the bound is then a little looser.
+_MOST_POINTS = 2**22
 
 _LEAST_NOISE = 1e-3
 
@@ -140,13 +142,12 @@ def calibrate_noise(
 
     def answer() -> float:
         guess = _gaussian_limit_noise(epsilon, delta, relation, sampling_prob, num_steps)
-        # A finer grid has its root below that of a coarser one; the search is on cheap ones.
-        rough = _least_noise(epsilon, cost, _SEARCH_TOLERANCE, math.log(guess) + 0.05, 0.1)
-        log_noise = _least_noise(epsilon, cost, _TOLERANCE, rough, 0.01)
-        # What is promised is promised of the number that is returned, not of its logarithm.
-        while epsilon_of(event_at(log_noise), delta=delta, relation=relation) > epsilon:
-            log_noise += _LOG_NOISE_TOLERANCE
-        return math.exp(log_noise)
+        rough = functools.partial(cost, tolerance=_SEARCH_TOLERANCE)
+        fine = functools.partial(cost, tolerance=_TOLERANCE)
+        near = _bracketed_root(rough, epsilon, math.log(guess))
+        # Over a step that is large against the errors of the cost.
+        slope = (rough(near + 0.03) - rough(near)) / 0.03
+        return math.exp(_root_near(near, fine, epsilon, min(slope, -1e-9)))
 
     question = {
         "delta": repr(float(delta)),
@@ -166,22 +167,13 @@ def _filed(function: str, question: dict[str, str]) -> dict[str, str]:
     return {"function": function, **versions, **question}
 
 
-def _least_noise(
-    epsilon: float,
-    cost: Callable[[float, float], float],
-    tolerance: float,
-    high: float,
-    width: float,
-) -> float:
-    """The logarithm of the least noise that costs `epsilon`, looked for around or below `high`."""
-
-    def excess(log_noise: float) -> float:
-        return cost(log_noise, tolerance) - epsilon
-
-    while excess(high) > 0:
+def _bracketed_root(cost: Callable[[float], float], epsilon: float, guess: float) -> float:
+    """The logarithm of the noise that costs `epsilon`, to 3e-3."""
+    high, width = guess + 0.05, 0.1
+    while cost(high) > epsilon:
         high, width = high + width, 2 * width
     low = high - width
-    while excess(low) <= 0:
+    while cost(low) <= epsilon:
         low, high, width = low - 2 * width, low, 2 * width
         if low < math.log(_LEAST_NOISE):
             raise ValueError(
@@ -189,8 +181,22 @@ def _least_noise(
                 f"{epsilon:g} at this delta, because a record is hardly ever in a batch. Such a "
                 "guarantee protects nobody who was sampled; choose a smaller delta."
             )
-    root = optimize.brentq(excess, low, high, xtol=_LOG_NOISE_TOLERANCE)
-    return float(root)
+    return float(optimize.brentq(lambda log_noise: cost(log_noise) - epsilon, low, high, xtol=3e-3))
+
+
+def _root_near(
+    log_noise: float, cost: Callable[[float], float], epsilon: float, slope: float
+) -> float:
+    """The root of a cost that takes long to compute; the cost there is at most `epsilon`."""
+    for _ in range(_MOST_CORRECTIONS):
+        missing = (epsilon - cost(log_noise)) / slope
+        if -_LOG_NOISE_TOLERANCE <= missing <= 0:
+            return log_noise
+        # Half of what is allowed to the safe side.
+        log_noise += missing + 0.5 * _LOG_NOISE_TOLERANCE
+    while cost(log_noise) > epsilon:
+        log_noise += _LOG_NOISE_TOLERANCE
+    return log_noise
 
 
 def _gaussian_limit_noise(
@@ -268,7 +274,7 @@ def _truncation(step: dp_accounting.DpEvent) -> tuple[float, float]:
 def _epsilon(
     event: dp_accounting.SelfComposedDpEvent, delta: float, relation: Relation, tolerance: float
 ) -> float:
-    """Upper bound on epsilon, of which the grid makes up no more than `tolerance`."""
+    """Upper bound on epsilon, on grids that are refined as long as that changes more."""
     step, num_steps = event.event, event.count
     if isinstance(step, dp_accounting.GaussianDpEvent):
         # A composition of Gaussians is one Gaussian.
@@ -290,17 +296,19 @@ def _epsilon_above(
     ease = 1.0
     while True:
         tilt = ease * _tilt_to(step, num_steps, aim)
-        first, finest = _widths(step, num_steps, tilt, aim, 2 * tolerance)
-        if width <= finest:
+        # The first grid is a coarse one, to see what to aim at.
+        excess = (tolerance / 3 if best < math.inf else 4 * tolerance) * aim
+        width = min(width / 2, _expected_width(step, num_steps, tilt, aim, excess))
+        grid = _grid(step, tilt, width)
+        low, high = _window(grid, num_steps, delta)
+        if high - low > _MOST_POINTS * width and best < math.inf:
             return best
-        width = max(finest, min(first, width / 2))
-        epsilon = _solve(_grid(step, tilt, width), num_steps, delta, floor)
+        epsilon = _solve(grid, num_steps, delta, floor, low, max(high, floor + width))
         if epsilon is None:  # it lies below all that is seen under this tilt
             ease, width = ease / 4, 2 * width
             continue
         change, best = abs(best - epsilon), min(best, epsilon)
-        # Half the width adds a quarter: a third of the last change is left.
-        if best <= floor or change <= 3 * tolerance * max(best, _SMALL_EPSILON):
+        if best <= floor or change <= tolerance * max(best, _SMALL_EPSILON):
             return best
         aim = max(best, _SMALL_EPSILON)
 
@@ -402,20 +410,19 @@ def _crossing(function: Callable[[float], float]) -> float:
     return math.exp(high)
 
 
-def _widths(
-    step: _Pieces, num_steps: int, tilt: float, epsilon: float, tolerance: float
-) -> tuple[float, float]:
-    """The width of a grid that may be fine enough, and that of the finest that is tried.
+def _expected_width(
+    step: _Pieces, num_steps: int, tilt: float, epsilon: float, excess: float
+) -> float:
+    """The width of a grid that can be expected to add `excess` to `epsilon`.
 
     log E exp(tilt * L) is too small for the pieces and too large for the grid. The difference,
     divided by the tilt, is what the grid adds to epsilon if many small losses make up the sum.
     """
-    excess = tolerance * epsilon
     log_mgf, weights = _tilted(step.mass, step.mean, tilt)
     mean = _mean(weights, step.mean)
     spread = math.sqrt(num_steps * _mean(weights, (step.mean - mean) ** 2))
     # No step's loss is raised by more than twice the width, so that this width is always enough.
-    finest = max(_FINEST * spread, 0.5 * excess / num_steps)
+    finest = 0.5 * excess / num_steps
     width = max(min(0.5 * spread, epsilon / 16), finest)
     while width > finest:
         grid = _grid(step, tilt, width)
@@ -424,7 +431,7 @@ def _widths(
             break
         # What is added falls with the square of the width, later if not at first.
         width = max(finest, width * min(0.7, max(0.1, 0.95 * math.sqrt(excess / added))))
-    return width, finest
+    return width
 
 
 @dataclasses.dataclass(frozen=True)
@@ -457,10 +464,20 @@ def _grid(step: _Pieces, tilt: float, width: float) -> _Grid:
     return _Grid(origin, width, index.astype(np.int64), mass, step.lost, tilt)
 
 
-def _solve(grid: _Grid, num_steps: int, delta: float, floor: float) -> float | None:
+def _window(grid: _Grid, num_steps: int, delta: float) -> tuple[float, float]:
+    """Composed losses that have nearly all the mass, under the tilt and without it."""
+    low = _edge(grid, num_steps, grid.tilt, _OUTSIDE, side=-1)
+    high = _edge(grid, num_steps, grid.tilt, _OUTSIDE, side=1)
+    return low, max(high, _edge(grid, num_steps, 0.0, _OUTSIDE * delta, side=1))
+
+
+def _solve(
+    grid: _Grid, num_steps: int, delta: float, floor: float, low: float, high: float
+) -> float | None:
     """The least epsilon, from `floor` on, at which the composed loss has at most `delta`.
 
-    None if it lies below all that can be seen under the grid's tilt.
+    None if it lies below all that can be seen: below the window, or where tilted masses mean
+    nothing because exp(700) is about the largest number there is.
     """
     rounding = num_steps * _ROUNDING
     infinite = -math.expm1(num_steps * math.log1p(-grid.lost))
@@ -469,10 +486,7 @@ def _solve(grid: _Grid, num_steps: int, delta: float, floor: float) -> float | N
     if _renyi_bound(num_steps * log_mgf, grid.tilt, budget) + rounding <= floor:
         return floor
 
-    # The window: what is outside is little, with and without the tilt.
-    low = _edge(grid, num_steps, grid.tilt, _OUTSIDE, side=-1)
-    high = _edge(grid, num_steps, grid.tilt, _OUTSIDE, side=1)
-    high = max(high, _edge(grid, num_steps, 0.0, _OUTSIDE * delta, side=1), floor + grid.width)
+    low = max(low, (num_steps * log_mgf - 700) / grid.tilt)
     start = num_steps * grid.origin
     first = math.floor((max(low, floor) - start) / grid.width)
     last = math.ceil((high - start) / grid.width)
@@ -481,7 +495,7 @@ def _solve(grid: _Grid, num_steps: int, delta: float, floor: float) -> float | N
     index = np.arange(first, last + 1)
     loss = start + grid.width * index
     mass, error = _composed(grid.index, weights, num_steps, size)
-    untilt = np.exp(num_steps * log_mgf - grid.tilt * loss)
+    untilt = np.exp(np.minimum(num_steps * log_mgf - grid.tilt * loss, 700))
     mass = mass[index % size] * untilt
     error *= _norm_of_what_is_summed(grid.tilt, grid.width)
     # delta(loss) = E max(0, 1 - exp(loss - L)) = P(L > loss) - E [exp(loss - L), L > loss]
@@ -534,19 +548,21 @@ def _composed(
     rest = np.bincount((index - middle) % size, weights=weights, minlength=size)
     atom, rest[0] = rest[0], 0.0
     spectrum = fft.rfft(rest)
-    error = num_steps * _ROUNDING * math.sqrt(np.sum(rest**2))
+    norm = math.sqrt(np.sum(rest**2))
     log_all_atom = num_steps * math.log(atom)
     if atom > 0.6 and log_all_atom > -30:
         part = spectrum / atom
         log_size = 0.5 * np.log1p(2 * part.real + part.real**2 + part.imag**2)
         log_one = log_size + 1j * np.arctan2(part.imag, 1 + part.real)
         mass = fft.irfft(np.expm1(num_steps * log_one), size) * math.exp(log_all_atom)
-        mass[0] += math.exp(log_all_atom)
+        mass[0] += math.exp(log_all_atom) * (1 + num_steps * _ROUNDING)
     else:
         spectrum += atom
+        norm = math.hypot(norm, atom)
         # Most of it vanishes in the power, and is not worth the time.
         loud = np.abs(spectrum) > math.exp(-60 / num_steps)
         power = np.zeros_like(spectrum)
         power[loud] = spectrum[loud] ** num_steps
         mass = fft.irfft(power, size)
-    return np.roll(np.maximum(mass, 0), num_steps * middle % size), error
+    mass = np.roll(np.maximum(mass, 0), num_steps * middle % size)
+    return mass, num_steps * _ROUNDING * norm
