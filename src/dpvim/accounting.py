@@ -105,9 +105,7 @@ def epsilon_of(
     """
     relation = Relation(relation)
     question = {"delta": repr(float(delta)), "event": repr(event), "relation": relation.value}
-    return cache.remember(
-        _filed("epsilon_of", question), lambda: _epsilon(event, delta, relation, _TOLERANCE)
-    )
+    return cache.remember(_filed("epsilon_of", question), lambda: _epsilon(event, delta, relation))
 
 
 def calibrate_noise(
@@ -137,17 +135,18 @@ def calibrate_noise(
         )
 
     @functools.cache
-    def cost(log_noise: float, tolerance: float) -> float:
-        return _epsilon(event_at(log_noise), delta, relation, tolerance)
+    def rough_cost(log_noise: float) -> float:
+        return _epsilon(event_at(log_noise), delta, relation, rough=True)
+
+    def cost(log_noise: float) -> float:
+        return epsilon_of(event_at(log_noise), delta=delta, relation=relation)
 
     def answer() -> float:
         guess = _gaussian_limit_noise(epsilon, delta, relation, sampling_prob, num_steps)
-        rough = functools.partial(cost, tolerance=_SEARCH_TOLERANCE)
-        fine = functools.partial(cost, tolerance=_TOLERANCE)
-        near = _bracketed_root(rough, epsilon, math.log(guess))
-        # Over a step that is large against the errors of the cost.
-        slope = (rough(near + 0.03) - rough(near)) / 0.03
-        return math.exp(_root_near(near, fine, epsilon, min(slope, -1e-9)))
+        near = _bracketed_root(rough_cost, epsilon, math.log(guess))
+        slope = (rough_cost(near + 0.05) - rough_cost(near)) / 0.05
+        # Epsilon falls at least about as fast as the noise grows, whatever the errors of the rest.
+        return math.exp(_root_near(near, cost, epsilon, min(slope, -0.5 * epsilon)))
 
     question = {
         "delta": repr(float(delta)),
@@ -177,9 +176,9 @@ def _bracketed_root(cost: Callable[[float], float], epsilon: float, guess: float
         low, high, width = low - 2 * width, low, 2 * width
         if low < math.log(_LEAST_NOISE):
             raise ValueError(
-                f"epsilon and delta: even with next to no noise the run costs less than epsilon = "
-                f"{epsilon:g} at this delta, because a record is hardly ever in a batch. Such a "
-                "guarantee protects nobody who was sampled; choose a smaller delta."
+                "delta: expected less than the probability that a record is in any batch at all. "
+                f"At this one even next to no noise costs less than epsilon = {epsilon:g}, and "
+                "protects nobody who was sampled; choose a smaller delta."
             )
     return float(optimize.brentq(lambda log_noise: cost(log_noise) - epsilon, low, high, xtol=3e-3))
 
@@ -187,7 +186,7 @@ def _bracketed_root(cost: Callable[[float], float], epsilon: float, guess: float
 def _root_near(
     log_noise: float, cost: Callable[[float], float], epsilon: float, slope: float
 ) -> float:
-    """The root of a cost that takes long to compute; the cost there is at most `epsilon`."""
+    """The logarithm of a noise that costs `epsilon` or just less, in few evaluations."""
     for _ in range(_MOST_CORRECTIONS):
         missing = (epsilon - cost(log_noise)) / slope
         if -_LOG_NOISE_TOLERANCE <= missing <= 0:
@@ -272,17 +271,20 @@ def _truncation(step: dp_accounting.DpEvent) -> tuple[float, float]:
 
 
 def _epsilon(
-    event: dp_accounting.SelfComposedDpEvent, delta: float, relation: Relation, tolerance: float
+    event: dp_accounting.SelfComposedDpEvent, delta: float, relation: Relation, rough: bool = False
 ) -> float:
-    """Upper bound on epsilon, on grids that are refined as long as that changes more."""
+    """Upper bound on epsilon; if `rough`, for a search, in the first direction only."""
     step, num_steps = event.event, event.count
     if isinstance(step, dp_accounting.GaussianDpEvent):
         # A composition of Gaussians is one Gaussian.
         step = dp_accounting.GaussianDpEvent(step.noise_multiplier / math.sqrt(num_steps))
         num_steps = 1
+    directions = _directions(step, relation)
+    if rough:
+        return _epsilon_above(0.0, directions[0], num_steps, delta, _SEARCH_TOLERANCE)
     epsilon = 0.0
-    for pairs in _directions(step, relation):
-        epsilon = _epsilon_above(epsilon, pairs, num_steps, delta, tolerance)
+    for pairs in directions:
+        epsilon = _epsilon_above(epsilon, pairs, num_steps, delta, _TOLERANCE)
     return epsilon
 
 
@@ -297,12 +299,16 @@ def _epsilon_above(
     while True:
         tilt = ease * _tilt_to(step, num_steps, aim)
         # The first grid is a coarse one, to see what to aim at.
-        excess = (tolerance / 3 if best < math.inf else 4 * tolerance) * aim
+        excess = (tolerance / 3 if best < math.inf else 0.01) * aim
         width = min(width / 2, _expected_width(step, num_steps, tilt, aim, excess))
         grid = _grid(step, tilt, width)
         low, high = _window(grid, num_steps, delta)
-        if high - low > _MOST_POINTS * width and best < math.inf:
-            return best
+        if high - low > _MOST_POINTS * width:
+            if best < math.inf:
+                return best
+            width = (high - low) / _MOST_POINTS
+            grid = _grid(step, tilt, width)
+            low, high = _window(grid, num_steps, delta)
         epsilon = _solve(grid, num_steps, delta, floor, low, max(high, floor + width))
         if epsilon is None:  # it lies below all that is seen under this tilt
             ease, width = ease / 4, 2 * width
@@ -325,9 +331,10 @@ class _Pieces:
 
 
 def _cut_to_pieces(pairs: list[_Pair], cut_off: float) -> _Pieces:
-    """The mean loss of a piece is log P/Q of its masses: what they are if the piece is one event.
+    """The mean loss of a piece is log P/Q of its masses.
 
-    That makes it less of a risk than it is; the grid makes up for it.
+    This is what remains of it if all outcomes in the piece look the same: a little less than there
+    is. It fixes how the grid shares out the mass of the piece, which makes it more than there is.
     """
     pieces, lost = [], 0.0
     for pair in pairs:
