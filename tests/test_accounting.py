@@ -202,6 +202,20 @@ def test_the_grid_keeps_both_masses_and_never_lowers_a_loss(p, r, shift):
             assert exact * (1 - 1e-9) - 1e-16 <= grown
 
 
+@pytest.mark.parametrize("largest", [0.1, 0.97])
+@pytest.mark.parametrize("size", [40, 4])
+def test_composition_is_convolution_modulo_the_size(largest, size):
+    rest = np.random.default_rng(0).dirichlet(np.ones(9)) * (1 - largest)
+    weights = np.insert(rest, 6, largest)
+    index = np.arange(-4, 6)
+    masses, error = accounting._composed(index, weights, 3, size)
+    expected = np.zeros(size)
+    convolved = np.convolve(np.convolve(weights, weights), weights)
+    np.add.at(expected, (np.arange(len(convolved)) - 12) % size, convolved)
+    np.testing.assert_allclose(masses, expected, rtol=0, atol=1e-14)
+    assert 0 < error < 1e-14
+
+
 def test_a_second_answer_comes_from_disk(monkeypatch, tmp_path):
     monkeypatch.setenv("DPVIM_CACHE", str(tmp_path / "new" / "folder"))
     epsilon, noise = cost(3.0), calibrated()
