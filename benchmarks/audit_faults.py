@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import csv
 import sys
+import tempfile
 from pathlib import Path
+
+import jax
 
 from dpvim import audit
 
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT.parent / "tests" / "audit"))
-from faults import FAULTS  # noqa: E402
+from faults import FAULTS  # type: ignore[import-not-found]  # noqa: E402
 
 FAULT_FILE = ROOT / "results" / "audit_faults.csv"
 CONTROL_FILE = ROOT / "results" / "audit_control.csv"
@@ -103,6 +106,9 @@ def append(path: Path, rows: list[dict[str, object]]) -> None:
 
 
 if __name__ == "__main__":
+    # Seeds do not change the programs: compile each once.
+    jax.config.update("jax_compilation_cache_dir", tempfile.mkdtemp())
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     commands = {"faults": faults, "control": control, "table": table}
     if len(sys.argv) != 2 or sys.argv[1] not in commands:
         sys.exit(__doc__)

@@ -89,9 +89,9 @@ def compiled_chunk(work: tuple[Any, ...], setting: Any) -> Any:
         state = engine.init(jax.random.key(0), jnp.zeros(dim), 0.1)
         supply = infer.Supply(engine, rows, SecretStreams(1))
         batches, noise = jax.tree.map(jnp.asarray, supply.draw(steps, steps))
-        bounds = np.array([0, steps], np.int32)
-        run = jax.jit(lambda s, d, b, n: infer._run_chunk(engine, s, d, b, n, bounds))
-        run = run.lower(state, data, batches, noise).compile()
+        bounds = jnp.array([0, steps], jnp.int32)
+        chunk = jax.jit(lambda s, d, b, n: infer._run_chunk(engine, s, d, b, n, bounds))
+        run = chunk.lower(state, data, batches, noise).compile()
     return lambda: jax.block_until_ready(run(state, data, batches, noise))
 
 

@@ -96,9 +96,9 @@ def _nan_rows_kept() -> Any:
     def make(old: Any) -> Any:
         def faulty(gradients: Any, weights: Any, is_padding: Any, bound: float) -> Any:
             nan_rows = (jnp.isnan(gradients()).any(axis=1) & ~is_padding).sum()
+            total = old(gradients, weights, is_padding, bound)
             with jax.enable_x64(True):
-                spoilt = jnp.where(nan_rows, jnp.nan, 0.0).astype(jnp.float64)
-                return old(gradients, weights, is_padding, bound) + spoilt
+                return total + jnp.where(nan_rows, jnp.nan, 0.0).astype(jnp.float64)
 
         return faulty
 
@@ -125,9 +125,9 @@ def _divided_by_the_realised_batch() -> Any:
     def make(old: Any) -> Any:
         def faulty(gradients: Any, weights: Any, is_padding: Any, bound: float) -> Any:
             size = jnp.maximum(1, jnp.sum(~is_padding))
+            total = old(gradients, weights, is_padding, bound)
             with jax.enable_x64(True):
-                factor = 5.0 / size.astype(jnp.float64)
-                return old(gradients, weights, is_padding, bound) * factor
+                return total * (5.0 / size.astype(jnp.float64))
 
         return faulty
 

@@ -175,9 +175,10 @@ def _clipped(row: np.ndarray, bound: float) -> np.ndarray:
 
 def log_mixture(at: np.ndarray, shift: float | np.ndarray, plan: PrivacyPlan) -> np.ndarray:
     """Log ratio of the densities of a release with the canary and without it."""
-    exponent = (at * shift - shift**2 / 2) / plan.noise_stddev**2
     prob = plan.sampling_prob
-    return np.logaddexp(np.log1p(-prob), np.log(prob) + exponent)
+    with np.errstate(invalid="ignore"):  # a release that is no number is judged by the score
+        exponent = (at * shift - shift**2 / 2) / plan.noise_stddev**2
+        return np.logaddexp(np.log1p(-prob), np.log(prob) + exponent)
 
 
 def _finite_order(score: np.ndarray) -> np.ndarray:
