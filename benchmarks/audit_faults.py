@@ -56,6 +56,7 @@ def control() -> None:
         if str(seed) in {row["seed"] for row in rows_of(CONTROL_FILE)}:
             continue
         report = audit.run(runs=CONTROL_RUNS, seed=1000 + seed)
+        jax.clear_caches()  # compiled programs of past audits fill the memory
         alarms = "; ".join(f"{a.check}: {a.question}" for a in report.alarms)
         smallest = min(f.p_value for f in report.findings) / report.threshold
         append(

@@ -46,10 +46,6 @@ _PRECISION = jax.lax.Precision.HIGHEST
 # Rows are rounded to 2^20 levels up to the clip norm, so that 2^10 of them sum within 32 bits.
 _ROW_LEVELS = 2**20
 _BLOCK_ROWS = 2**10
-# Without the record the rows behind it move up by one place of the batch. A row that comes to the
-# edge of a block may there be computed by other instructions, and be rounded to the next level.
-# A few rows do (tests/test_bridge.py counts them); room is left for so many.
-_MOVED_ROWS = 64
 # Floats from 2^23 on are integers with consecutive bit patterns. Adding this rounds a number below
 # 2^22 to an integer and leaves it in the low bits: cheaper than rounding and converting.
 _SHIFT = np.float32(1.5 * 2**23)
@@ -81,9 +77,8 @@ class Lattice(NamedTuple):
         margin = (
             # Norms, factors, products and weights in single precision: sums of up to d squares.
             (2 * dim + 32) * _SINGLE
-            # Every row is rounded to a multiple of at most 2 C / levels, moved ones perhaps
-            # to the next.
-            + (1 + 2 * _MOVED_ROWS) * math.sqrt(dim) / _ROW_LEVELS
+            # Every row is rounded to a multiple of at most 2 C / levels.
+            + math.sqrt(dim) / _ROW_LEVELS
             # E w^-1/2 applied to the sum (and the sum itself where a likelihood brings its own)
             # in double precision, in both worlds.
             + 2 * (rows + 16) * rows * _DOUBLE

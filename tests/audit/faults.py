@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpvim import accounting, estimator, infer, mechanism
+from dpvim import accounting, estimator, infer, mechanism, svi
 from dpvim.audit import target
 from dpvim.noise import RoundedGaussianNoise
 from dpvim.randomness import SecretStreams
-from dpvim.sampling import Batches, PoissonSampler
+from dpvim.sampling import EMPTY, PoissonSampler
 from dpvim.types import Relation
 
 
@@ -175,22 +175,22 @@ def _draw(make: Callable[[Any], Any]) -> Any:
 
 
 def _everyone(old: Any) -> Any:
-    def faulty(self: PoissonSampler, num_steps: int) -> Batches:
+    def faulty(self: PoissonSampler, num_steps: int) -> np.ndarray:
         size = min(self._num_rows, self._max_batch_size)
-        rows = np.zeros((num_steps, self._max_batch_size), np.int32)
+        rows = np.full((num_steps, self._max_batch_size), EMPTY, np.int32)
         rows[:, :size] = np.arange(size)
-        return Batches(rows, np.full(num_steps, size, np.int32))
+        return rows
 
     return faulty
 
 
 def _without_replacement(old: Any) -> Any:
-    def faulty(self: PoissonSampler, num_steps: int) -> Batches:
+    def faulty(self: PoissonSampler, num_steps: int) -> np.ndarray:
         size = max(1, round(self._num_rows * self._sampling_prob))
         order = np.argsort(self._gaps.random((num_steps, self._num_rows)), axis=1)
-        rows = np.zeros((num_steps, self._max_batch_size), np.int32)
+        rows = np.full((num_steps, self._max_batch_size), EMPTY, np.int32)
         rows[:, :size] = order[:, :size]
-        return Batches(rows, np.full(num_steps, size, np.int32))
+        return rows
 
     return faulty
 
@@ -229,9 +229,11 @@ def _cut_by_highest_index() -> Any:
 @contextmanager
 def _wrong_relation() -> Iterator[None]:
     """One record replaced is charged as one removed."""
-    neighbours = dict(accounting._NEIGHBOURS)
-    neighbours[Relation.REPLACE_ONE] = neighbours[Relation.ZERO_OUT]
-    with _without_memory(), mock.patch.object(accounting, "_NEIGHBOURS", neighbours):
+
+    def make(old: Any) -> Any:
+        return lambda step, relation: old(step, Relation.ZERO_OUT)
+
+    with _without_memory(), _patch(accounting, "_directions", make):
         yield
 
 
@@ -265,6 +267,36 @@ def _one_stream_for_all() -> Any:
     return _patch(SecretStreams, "_key", lambda old: lambda self, purpose: 12345)
 
 
+def _one_key_for_all_purposes() -> Any:
+    """Batches and noise from one stream."""
+
+    def make(old: Any) -> Any:
+        def faulty(self: SecretStreams, purpose: str) -> int:
+            self.__dict__.setdefault("_only_key", old(self, "everything"))
+            return self.__dict__["_only_key"]
+
+        return faulty
+
+    return _patch(SecretStreams, "_key", make)
+
+
+def _clip_norm_forgotten() -> Any:
+    """Noise of the multiplier alone, for a threshold that is not one."""
+
+    def make(old: Any) -> Any:
+        def faulty(self: Any, streams: Any, *, stddev: float, grid: float, size: int) -> None:
+            old(self, streams, stddev=stddev * 0.37, grid=grid, size=size)
+
+        return faulty
+
+    return _patch(RoundedGaussianNoise, "__init__", make)
+
+
+def _fits_share_a_stream() -> Any:
+    """All fits of the step-by-step face are keyed alike."""
+    return _patch(svi, "SecretStreams", lambda old: lambda *_, **__: old(0))
+
+
 FAULTS = [
     Fault("noise halved", _noise(lambda noise, _: noise / 2), "noise"),
     Fault("noise x 0.97", _noise(lambda noise, _: noise * 0.97), "noise"),
@@ -295,4 +327,12 @@ FAULTS = [
     Fault("float32 noise with a short tail", _noise(_short_tailed), "noise"),
     Fault("sub-grid bits kept", _sub_grid_bits, "clip"),
     Fault("two fits with one stream", _one_stream_for_all, "noise"),
+    Fault("fits of DPSVI with one stream", _fits_share_a_stream, "fits"),
+    Fault("one key for all purposes", _one_key_for_all_purposes, "noise"),
+    Fault("noise that forgets the clip norm", _clip_norm_forgotten, "noise"),
+    Fault(
+        "sum that overflows 32 bits",
+        lambda: mock.patch.object(mechanism, "_BLOCK_ROWS", 2**20),
+        "clip",
+    ),
 ]

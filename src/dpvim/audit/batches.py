@@ -9,7 +9,7 @@ from dpvim.audit.findings import Finding, chi_square, two_sided_normal
 from dpvim.audit.target import Target
 from dpvim.infer import Supply
 from dpvim.randomness import SecretStreams
-from dpvim.sampling import Batches, PoissonSampler
+from dpvim.sampling import EMPTY, PoissonSampler
 
 CHECK = "batches"
 _ROWS = 40
@@ -36,13 +36,12 @@ def batch_checks(
     ]
 
 
-def _membership(batches: Batches) -> np.ndarray:
+def _membership(rows: np.ndarray) -> np.ndarray:
     """Whether a row is in a step's batch, shape [steps, rows]; a row twice counts twice."""
-    rows, sizes = batches
     if rows.shape[1] == 0:  # every row is taken, no row numbers are needed
-        return np.ones((len(sizes), _ROWS))
-    member = np.zeros((len(sizes), _ROWS))
-    taken = np.arange(rows.shape[1]) < sizes[:, None]
+        return np.ones((len(rows), _ROWS))
+    member = np.zeros((len(rows), _ROWS))
+    taken = rows != EMPTY
     np.add.at(member, (np.nonzero(taken)[0], rows[taken]), 1)
     return member
 
@@ -92,9 +91,13 @@ def _sizes(sizes: np.ndarray, prob: float) -> Finding:
     """Binomial sizes: chi-square over cells that are expected often enough."""
     expected = stats.binom.pmf(np.arange(_ROWS + 1), _ROWS, prob) * len(sizes)
     observed = np.bincount(sizes.astype(int), minlength=_ROWS + 1)[: _ROWS + 1]
-    common = expected >= _SMALLEST_CELL
-    expected = np.append(expected[common], expected[~common].sum())
-    observed = np.append(observed[common], observed[~common].sum())
+    # The tails are one cell; it takes in the rarest of the others until it is large enough.
+    order = np.argsort(expected)
+    rare = np.zeros(len(expected), bool)
+    rare[order[: np.searchsorted(np.cumsum(expected[order]), _SMALLEST_CELL) + 1]] = True
+    rare |= expected < _SMALLEST_CELL
+    expected = np.append(expected[~rare], expected[rare].sum())
+    observed = np.append(observed[~rare], observed[rare].sum())
     statistic = float(np.sum((observed - expected) ** 2 / expected))
     text = f"mean {sizes.mean():.3f}, variance {sizes.var():.3f}"
     return Finding(CHECK, "sizes are binomial", text, chi_square(statistic, len(expected) - 1))
@@ -108,8 +111,10 @@ def _cut_evenly(member: np.ndarray, prob: float) -> Finding:
         np.arange(_ROWS + 1), _CUT_AT
     )
     expected = len(member) * kept / _ROWS
-    # Rows compete for places, so their counts are a little more even than independent ones.
-    variance = len(member) * share * (1 - share)
+    # Rows compete for places: their counts are negatively correlated, and vary around their mean
+    # by more than independent ones of the same variance.
+    pairs = (_size_variance(prob) - _ROWS * share * (1 - share)) / (_ROWS * (_ROWS - 1))
+    variance = len(member) * (share * (1 - share) - pairs)
     statistic = float(np.sum((counts - counts.mean()) ** 2) / variance)
     trend = np.arange(_ROWS) - (_ROWS - 1) / 2
     z = float(counts @ trend / np.sqrt(variance * (trend @ trend)))

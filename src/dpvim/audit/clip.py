@@ -18,6 +18,7 @@ from dpvim.audit.target import Target, step_once
 
 CHECK = "clip"
 _ROWS = 6
+_MANY_ROWS = 5000
 
 
 def canaries(dim: int, clip_norm: float) -> dict[str, np.ndarray]:
@@ -63,6 +64,7 @@ def clip_checks(target: Target) -> list[Finding]:
     return [
         *(_sensitivity(target, mode, run) for mode, run in _modes(target).items()),
         _ways_agree(target),
+        _large_batch(target),
         _sum_lies_on_the_lattice(target),
         _nothing_but_the_release(target),
     ]
@@ -122,6 +124,24 @@ def _ways_agree(target: Target) -> Finding:
     # Each may round to the other side of the lattice of rows, no more.
     holds = apart <= 1e-4 * clip_norm
     return Finding.rule(CHECK, "eager and compiled agree", f"to {apart:.1e}", holds=holds)
+
+
+def _large_batch(target: Target) -> Finding:
+    """Thousands of rows at the clip in one direction: the sum is right, and one more adds C."""
+    clip_norm = target.plan.clip_norm
+    rows = np.zeros((_MANY_ROWS, target.engine.family.dim), np.float32)
+    rows[:, 0] = 5 * clip_norm
+    run = _modes(target)["compiled"]
+    padding = np.zeros(_MANY_ROWS, bool)
+    whole = run(rows, padding).astype(float)
+    padding[-1] = True
+    without = run(rows, padding).astype(float)
+    shift, size = float(np.linalg.norm(whole - without)), float(np.linalg.norm(whole))
+    # Single precision holds the release of so large a sum to a few millionths of C.
+    holds = shift <= clip_norm * (1 + 1e-4) and abs(size / (clip_norm * _MANY_ROWS) - 1) < 0.01
+    each = f"one of them adds {shift / clip_norm:.6f} C"
+    observed = f"{_MANY_ROWS} rows sum to {size / clip_norm:.1f} C, {each}"
+    return Finding.rule(CHECK, "many rows in one direction", observed, holds=holds)
 
 
 def _sum_lies_on_the_lattice(target: Target) -> Finding:

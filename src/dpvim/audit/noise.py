@@ -35,6 +35,7 @@ def noise_checks(target: Target, streams: list[SecretStreams], *, runs: int) -> 
         _across_coordinates(z),
         _across_steps(z),
         _across_fits(z, other),
+        _purposes(streams[3]),
         _tail(target, streams[2], draws=max(4_000_000, 100 * runs)),
         _lattice(first, plan.noise_grid),
     ]
@@ -73,6 +74,15 @@ def _across_fits(z: np.ndarray, other: np.ndarray) -> Finding:
     flat, again = (a.reshape(-1, a.shape[-1]) for a in (z, other))
     looks = [_correlation(flat[:, i], again[:, i], f"coordinate {i}") for i in range(flat.shape[1])]
     return Finding.strongest(CHECK, "correlation across fits", looks)
+
+
+def _purposes(streams: SecretStreams) -> Finding:
+    """Batches and noise come from streams of their own."""
+    names = ("membership", "truncation", "places", "noise")
+    starts = [streams.generator(name).bytes(32) for name in names]
+    different = len(set(starts))
+    observed = f"{different} different streams for {len(names)} purposes"
+    return Finding.rule(CHECK, "a stream for each purpose", observed, holds=different == len(names))
 
 
 def _tail(target: Target, streams: SecretStreams, *, draws: int) -> Finding:

@@ -97,18 +97,16 @@ def make_player(target: Target) -> Player:
     etas = jnp.stack([target.eta(i) for i in range(num_steps)])
     pack = target.engine.family.pack
 
-    def one_step(
-        number: Array, eta: Array, records: Array, rows: Array, size: Array, noise: Array
-    ) -> Seen:
+    def one_step(number: Array, eta: Array, records: Array, rows: Array, noise: Array) -> Seen:
         state = target.state._replace(step=number)
-        batch, is_padding = select_batch(records, rows, size)
+        batch, is_padding = select_batch(records, rows)
         after, info = target.engine.step(state, eta, batch, is_padding, noise)
         return Seen(info.release, pack(after.params) - pack(state.params))
 
-    def one_run(records: Array, rows: Array, sizes: Array, noise: Array) -> Seen:
-        return jax.vmap(one_step)(numbers, etas, records, rows, sizes, noise)
+    def one_run(records: Array, rows: Array, noise: Array) -> Seen:
+        return jax.vmap(one_step)(numbers, etas, records, rows, noise)
 
-    all_runs = jax.jit(jax.vmap(one_run, in_axes=(None, 0, 0, 0)))
+    all_runs = jax.jit(jax.vmap(one_run, in_axes=(None, 0, 0)))
 
     def play(records: np.ndarray, *, num_runs: int, streams: SecretStreams) -> Seen:
         supply = Supply(target.engine, records.shape[1], streams)
@@ -116,9 +114,7 @@ def make_player(target: Target) -> Player:
         for start in range(0, num_runs, _RUNS_AT_A_TIME):
             runs = min(_RUNS_AT_A_TIME, num_runs - start)
             drawn = supply.draw(runs * num_steps, runs * num_steps)
-            by_run = [
-                leaf.reshape(runs, num_steps, *leaf.shape[1:]) for leaf in jax.tree.leaves(drawn)
-            ]
+            by_run = [each.reshape(runs, num_steps, -1) for each in drawn]
             seen.append(jax.tree.map(np.asarray, all_runs(records, *by_run)))
         return jax.tree.map(lambda *parts: np.concatenate(parts), *seen)
 
