@@ -58,7 +58,9 @@ _WRAPPED = 1e-5
 # A bound on the relative rounding error of one step's masses, losses and Fourier coefficients:
 # three times the most that is seen against extended precision. T steps have T times that.
 _ROUNDING = 5e-15
-# Memory and time end here, should it ever come to that: the bound is then a little looser.
+# Memory and time end here, and with them the refinement of the grid. What is returned is an upper
+# bound still, but may be well above the tight value. Seen only where batches are cut to size and
+# records are rarely in one (q < 1e-4, T > 1e3): rare and large losses need a wide window then.
 _MOST_POINTS = 2**22
 
 _LEAST_NOISE = 1e-3
@@ -100,7 +102,8 @@ def epsilon_of(
     """The smallest epsilon the accountant can promise for `event` at `delta`.
 
     Guarantees:
-        An upper bound, within 0.5 % of the tight value where that is at least 0.01.
+        An upper bound. Where no batch is cut to size it is within 0.5 % of the tight value if that
+        is at least 0.01; the cap can make it looser, see `_MOST_POINTS`.
     """
     relation = Relation(relation)
     question = {"delta": repr(float(delta)), "event": repr(event), "relation": relation.value}
