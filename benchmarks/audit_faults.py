@@ -80,7 +80,9 @@ def table() -> None:
     rows = rows_of(FAULT_FILE)
     for fault in FAULTS:
         own = [row for row in rows if row["fault"] == fault.name]
-        checks = ", ".join(dict.fromkeys(row["check"] for row in own))
+        if not own:
+            continue
+        checks = "; ".join(dict.fromkeys(row["check"] for row in own))
         first = own[0]
         evidence = f"{first['question']}: {first['observed']} ({first['strength']})"
         print(f"| {fault.name} | {checks} | {evidence} |")
