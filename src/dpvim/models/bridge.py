@@ -23,10 +23,10 @@ from numpyro.distributions import biject_to
 from numpyro.infer import init_to_uniform
 
 from dpvim.estimator import Problem
-from dpvim.mechanism import Likelihood
+from dpvim.mechanism import ClippedSum, Likelihood
 from dpvim.models.data import ModelInput
 from dpvim.models.latent_space import LatentSpace, Site, elementary
-from dpvim.types import Latent, ModelError, Record, Scalar
+from dpvim.types import Latent, Mask, ModelError, Record, Scalar
 
 Model = Callable[..., Any]
 
@@ -72,10 +72,33 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
         return space.pull_back(latent, per_site(space.constrain(latent), batch))
 
     likelihood = Likelihood.from_gradients(log_prob, gradients)
+    own_sum = _own_clipped_sum(model, space, inputs)
+    if own_sum is not None:
+        likelihood = likelihood._replace(clipped_sum=own_sum)
     call = inputs.call
     return BridgedModel(
         space, Problem(space.dim, likelihood, log_prior), lambda model: call(model, one_row)
     )
+
+
+def _own_clipped_sum(model: Model, space: LatentSpace, inputs: ModelInput) -> ClippedSum | None:
+    """The clipped sum that a `StructuredModel` brings, for batches as the engine has them."""
+    if not hasattr(model, "clipped_sum_for"):
+        return None
+    own = model.clipped_sum_for(space)
+    if own is None:
+        return None
+
+    def clipped_sum(
+        latent: Latent,
+        weights: Float[Array, " d"],
+        batch: Record,
+        is_padding: Mask,
+        bound: float,
+    ) -> Float[Array, " d"]:
+        return own(latent, weights, inputs.call(model.batch_of, batch), is_padding, bound)
+
+    return clipped_sum
 
 
 class _Runner:
