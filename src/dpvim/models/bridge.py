@@ -26,7 +26,7 @@ from dpvim.estimator import Problem
 from dpvim.mechanism import ClippedSum, Likelihood
 from dpvim.models.data import ModelInput
 from dpvim.models.latent_space import LatentSpace, Site, elementary
-from dpvim.types import Latent, Mask, ModelError, Record, Scalar
+from dpvim.types import Latent, ModelError, Record, Scalar
 
 Model = Callable[..., Any]
 
@@ -81,24 +81,14 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
     )
 
 
-def _own_clipped_sum(model: Model, space: LatentSpace, inputs: ModelInput) -> ClippedSum | None:
+def _own_clipped_sum(model: Any, space: LatentSpace, inputs: ModelInput) -> ClippedSum | None:
     """The clipped sum that a `StructuredModel` brings, for batches as the engine has them."""
-    if not hasattr(model, "clipped_sum_for"):
-        return None
-    own = model.clipped_sum_for(space)
+    own = model.clipped_sum_for(space) if hasattr(model, "clipped_sum_for") else None
     if own is None:
         return None
-
-    def clipped_sum(
-        latent: Latent,
-        weights: Float[Array, " d"],
-        batch: Record,
-        is_padding: Mask,
-        bound: float,
-    ) -> Float[Array, " d"]:
-        return own(latent, weights, inputs.call(model.batch_of, batch), is_padding, bound)
-
-    return clipped_sum
+    return lambda latent, weights, batch, is_padding, bound: own(
+        latent, weights, inputs.call(model.batch_of, batch), is_padding, bound
+    )
 
 
 class _Runner:

@@ -31,7 +31,7 @@ from jaxtyping import Array, Float
 from dpvim import _validate
 from dpvim.mechanism import ClippedSum, exact_sum
 from dpvim.models.latent_space import LatentSpace
-from dpvim.models.structured import PRECISION, clamp, factors_of, scales_of
+from dpvim.models.structured import PRECISION, clamp, factors_of, scales_of, settled
 from dpvim.types import Latent, Mask, Record
 
 
@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
     has_noise: bool
 
 
-def _normal_score(predictor: Array, noise_scale: Array | None, y: Array) -> Score:
+def _normal_score(predictor: Array, noise_scale: Any, y: Array) -> Score:
     residual = (y - predictor) / noise_scale
     return Score(residual / noise_scale, residual**2 - 1)
 
@@ -142,7 +142,7 @@ class Regression:
         raw, scale = space.unpack(latent), space.unpack(scales)
         predictor = X @ raw["coefficients"] + raw.get("intercept", 0.0)
         noise = jnp.exp(raw["noise_scale"]) if self._outcome.has_noise else None
-        score = self._outcome.score(predictor, noise, y)
+        score = settled(lambda: self._outcome.score(predictor, noise, y), is_padding)
         # What a row is made of: groups of numbers that share a factor.
         finite = jnp.isfinite(X)
         groups = {"coefficients": jnp.where(finite, clamp(X * scale["coefficients"]), 0.0)}

@@ -9,13 +9,15 @@ the bound. So a structured sum is written in two parts. Some coordinates of a ro
 are formed in single precision, measured and added up as they are. The others are products
 ``number x table entry`` with one product for each coordinate, so that their squares are products
 of squares, and the norm is a sum of terms that are never negative. Neither has anything that could
-cancel, and `mechanism.Lattice` allows for what is left.
+cancel, and `mechanism.Lattice` allows for what is left. It takes that norm and sum see the very
+same numbers: `settled` sees to it.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +25,9 @@ from jaxtyping import Array, Float
 
 from dpvim.mechanism import ClippedSum
 from dpvim.models.latent_space import LatentSpace
-from dpvim.types import Latent, Mask, Record
+from dpvim.types import Mask, Record
+
+Tree = TypeVar("Tree")
 
 # Numbers are clamped before they are squared, as in `mechanism`.
 LARGEST = 1e15
@@ -65,7 +69,15 @@ def factors_of(
     return jnp.where(usable, jnp.minimum(1.0, bound / jnp.where(usable, norms, 1.0)), 0.0)
 
 
-def without_dead(total: Latent, scales: Float[Array, " d"]) -> Latent:
-    """The sum without the coordinates that no norm has seen."""
-    with jax.enable_x64(True):
-        return jnp.where(scales > 0, total, 0.0)
+def settled(make: Callable[[], Tree], is_padding: Mask) -> Tree:
+    """The arrays that `make` returns, rounded once for whoever uses them.
+
+    A compiler may work out a number in two places, say for the norm and for the sum, and round
+    differently (with a fused multiply-add in one of them). Where numbers cancel the difference
+    knows no bound. What a loop returns is stored; this one runs once, which the compiler cannot
+    know.
+    """
+    shapes = jax.eval_shape(make)
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    once = 1 + jnp.sum(is_padding) // (is_padding.size + 1)
+    return jax.lax.fori_loop(0, once, lambda _, __: make(), nothing)
