@@ -46,10 +46,11 @@ from dpvim.models.columns import (
     check_column,
     upper_count,
 )
+from dpvim.models.flat_prior import flat_log_prior
 from dpvim.models.latent_space import LatentSpace
 from dpvim.models.mixture_sum import WEIGHTS, MixtureSum
 from dpvim.models.regression import OUTCOMES, Outcome
-from dpvim.types import ModelError
+from dpvim.types import LogPrior, ModelError
 
 _COMPONENT = "mixture.component"
 _RECORDS = "mixture.records"
@@ -324,6 +325,10 @@ class Mixture:
     def clipped_sum_for(self, space: LatentSpace) -> ClippedSum:
         """Table look-ups instead of a gradient for each record; see `mixture_sum`."""
         return MixtureSum(self, space)
+
+    def log_prior_for(self, space: LatentSpace) -> LogPrior:
+        """All priors at once, as a sum over coordinates."""
+        return flat_log_prior([(site, self._priors()[site.name]) for site in space.sites])
 
     # -- checks -------------------------------------------------------------------------------
 

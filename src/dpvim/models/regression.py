@@ -128,6 +128,9 @@ class Regression:
         """One product for each entry of X instead of a gradient for each record."""
         return functools.partial(self._clipped_sum, space)
 
+    def log_prior_for(self, space: LatentSpace) -> None:
+        """Nothing to gain: the general one is a sum of squares."""
+
     def _clipped_sum(
         self,
         space: LatentSpace,

@@ -1,7 +1,7 @@
 """What the structured clipped sums of the ready-made models share.
 
 A model may know a faster way to its clipped gradient sum than a gradient for each record. It says
-so with two methods, which `bridge` looks for: see `StructuredModel`.
+so with methods that `bridge` looks for: see `StructuredModel`.
 
 Privacy rests on such a sum as it does on the general one. What counts is the row that is in fact
 added up, not how close it is to a gradient: its weighted norm, times its factor, must stay below
@@ -25,7 +25,7 @@ from jaxtyping import Array, Float
 
 from dpvim.mechanism import ClippedSum
 from dpvim.models.latent_space import LatentSpace
-from dpvim.types import Mask, Record
+from dpvim.types import LogPrior, Mask, Record
 
 Tree = TypeVar("Tree")
 
@@ -46,6 +46,10 @@ class StructuredModel(Protocol):
 
     def clipped_sum_for(self, space: LatentSpace) -> ClippedSum | None:
         """The clipped sum for these sites; None if the general one is to be used."""
+        ...
+
+    def log_prior_for(self, space: LatentSpace) -> LogPrior | None:
+        """The log prior of the latent; None if the general one is to be used."""
         ...
 
 
