@@ -23,6 +23,7 @@ each component, with a Beta(1, 1) prior; a missing value contributes nothing els
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -282,9 +283,12 @@ class Mixture:
         Guarantees:
             All values lie in their columns' domains: what falls outside is put on the bound.
         """
-        seeded = handlers.seed(handlers.substitute(self, data=dict(params)), key)
-        with numpyro.validation_enabled(False), handlers.block():
-            return seeded(num_rows=num_rows)
+        values, missing = _sample_rows(self, key, dict(params), num_rows)
+        # Compiled functions sort the names.
+        return Rows(
+            {column.name: values[column.name] for column in self.columns},
+            {column.name: missing[column.name] for column in self.nullable},
+        )
 
     def _draw_rows(self, sites: Sites, num_rows: int) -> Rows:
         rows = Rows({}, {})
@@ -348,6 +352,13 @@ class Mixture:
                 f"response: expected a column that suits a {response.kind} regression, got "
                 f"{column!r}, which suits {' or '.join(able)}. Choose another kind or column."
             )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _sample_rows(model: Mixture, key: Array, params: Sites, num_rows: int) -> Rows | None:
+    seeded = handlers.seed(handlers.substitute(model, data=params), key)
+    with numpyro.validation_enabled(False), handlers.block():
+        return seeded(num_rows=num_rows)
 
 
 def _component_distribution(

@@ -38,12 +38,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.nn import log_sigmoid, sigmoid
-from jax.scipy.special import digamma, gammaln
+from jax.scipy.special import betaln, digamma
 from jaxtyping import Array, Float, Int
 
 from dpvim.models.columns import CategoricalColumn, CountColumn, NormalColumn, Rows
 from dpvim.models.latent_space import LatentSpace
-from dpvim.models.structured import PRECISION, clamp, factors_of, scales_of, settled
+from dpvim.models.structured import clamp, factors_of, matmul, scales_of, settled
 from dpvim.types import Latent, Mask
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class MixtureSum:
             for code, block, first in zip(codes, self._blocks, self._levels.first, strict=True)
         ]
         one_hot = jnp.concatenate([jnp.zeros((0, batch_size)), *indicators])
-        return jnp.matmul(table.T, one_hot, precision=PRECISION)
+        return matmul(table.T, one_hot)
 
     def _by_level(
         self, numbers: Float[Array, "t batch"], codes: list[Int[Array, " batch"]]
@@ -256,13 +256,13 @@ class _Sticks:
         self, fractions: _Fractions, gradient: Float[Array, "levels n"]
     ) -> Float[Array, "sticks n"]:
         """A gradient by the levels' log-probabilities, carried to the raw values."""
-        own = jnp.matmul(self._takes, gradient, precision=PRECISION)
-        later = jnp.matmul(self._leaves, gradient, precision=PRECISION)
+        own = matmul(self._takes.astype(gradient.dtype), gradient)
+        later = matmul(self._leaves.astype(gradient.dtype), gradient)
         return own * fractions.left - later * fractions.taken
 
     def _accumulate(self, taking: Array, leaving: Array) -> Float[Array, "levels k"]:
         matrix = np.concatenate([self._takes, self._leaves]).T
-        return jnp.matmul(matrix, jnp.concatenate([taking, leaving]), precision=PRECISION)
+        return matmul(matrix, jnp.concatenate([taking, leaving]))
 
 
 class _Part(NamedTuple):
@@ -315,8 +315,10 @@ def _negative_binomial_part(column: CountColumn, raw: dict[str, Array], values: 
     log_stop, log_go = log_sigmoid(log_size - log_mean), log_sigmoid(log_mean - log_size)
     excess = (values - mean) * jnp.exp(log_stop)
     slope = digamma(values + size) - digamma(size) + log_stop
+    # By the beta function: logarithms of gamma functions are larger than their difference.
+    log_choices = -betaln(size, values + 1) - jnp.log(values + size)
     return _Part(
-        gammaln(values + size) - gammaln(size) + size * log_stop + values * log_go,
+        log_choices + size * log_stop + values * log_go,
         {site: scale * excess, concentration: size * slope - excess},
     )
 
@@ -411,7 +413,7 @@ def _sum(factors: Float[Array, " batch"], rows: Float[Array, "m batch"]) -> Floa
     """Rows times factors, summed in double precision; what has factor zero may be anything."""
     with jax.enable_x64(True):
         safe = jnp.where(factors != 0, rows, 0.0)
-        return safe.astype(jnp.float64) @ factors.astype(jnp.float64)
+        return matmul(safe.astype(jnp.float64), factors.astype(jnp.float64))
 
 
 def _no_nan(numbers: Array) -> Array:

@@ -63,6 +63,15 @@ def clamp(numbers: Array) -> Array:
     return jnp.clip(numbers, -LARGEST, LARGEST)
 
 
+def matmul(a: Any, b: Array) -> Array:
+    """a b in full precision, single or double as the operands are.
+
+    `jax.numpy.matmul` would ask for the type of its result once more when it is vectorised, and
+    outside of `enable_x64` would be given a single one.
+    """
+    return jax.lax.dot_general(a, b, (((1,), (0,)), ((), ())), precision=PRECISION)
+
+
 def factors_of(
     norms: Float[Array, " batch"], is_padding: Mask, bound: float
 ) -> Float[Array, " batch"]:
