@@ -24,6 +24,7 @@ from dpvim.models.mixture import Mixture
 from dpvim.types import ModelError
 from dpvim.variants import VARIANTS
 
+NUM_DRAWN = 20_000
 NUM_ROWS = 64
 BOUND = 0.8
 MIXED = (
@@ -54,9 +55,14 @@ MODELS = {
 def setting(name):
     """The bridged model, the general likelihood, and rows from the model as a batch."""
     model = MODELS[name]
-    inputs = prepare(tuple(model.sample_rows(jax.random.key(5), draw_of(model), NUM_ROWS)), {})
+    inputs = prepare(some_rows(model), {})
     found = bridge(model, inputs)
     return found, Likelihood.from_log_prob(found.problem.likelihood.log_prob), inputs.records
+
+
+def some_rows(model):
+    rows = model.sample_rows(jax.random.key(5), draw_of(model), NUM_DRAWN)
+    return tuple(jax.tree.map(lambda leaf: np.asarray(leaf)[:NUM_ROWS], rows))
 
 
 @functools.cache
@@ -99,7 +105,7 @@ def compiled(likelihood):
 def test_densities_and_their_gradients_are_numpyros(name):
     found, general, batch = setting(name)
     model = MODELS[name]
-    rows = prepare(tuple(model.sample_rows(jax.random.key(5), draw_of(model), NUM_ROWS)), {})
+    rows = prepare(some_rows(model), {})
 
     def theirs(latent):
         values = found.space.constrain(latent)
@@ -252,56 +258,58 @@ def test_the_sum_is_in_double_precision():
 
 
 def test_rows_have_the_moments_of_the_model():
-    model = Mixture(MIXED, 2, Response("y", "logistic"))
+    model = MODELS["mixed"]
+    weights = np.array([0.2, 0.3, 0.5])
     draw = draw_of(model) | {
-        "mixture.weights": jnp.array([0.3, 0.7]),
-        "n.standard_log_rate": jnp.array([-0.5, 0.3]),
-        "m.standard_log_rate": jnp.array([-1.0, 0.0]),
-        "m.concentration": jnp.array([2.0, 5.0]),
-        "x.mean": jnp.array([-0.4, 0.3]),
-        "x.scale": jnp.array([0.3, 0.2]),
-        "age.mean": jnp.array([-0.5, 0.2]),
-        "age.scale": jnp.array([0.3, 0.3]),
+        "mixture.weights": jnp.asarray(weights),
+        "n.standard_log_rate": jnp.array([-0.5, 0.3, 0.0]),
+        "m.standard_log_rate": jnp.array([-1.0, 0.0, -0.5]),
+        "m.concentration": jnp.array([2.0, 5.0, 3.0]),
+        "age.mean": jnp.array([-0.5, 0.2, 0.3]),
+        "age.scale": jnp.array([0.3, 0.2, 0.25]),
+        "x.coefficients": 0.1 * draw_of(model)["x.coefficients"],
+        "x.noise_scale": jnp.array(0.3),
     }
-    count = 40_000
-    rows = model.sample_rows(jax.random.key(0), draw, count)
-    weights = np.array([0.3, 0.7])
+    rows = model.sample_rows(jax.random.key(0), draw, NUM_DRAWN)
+    probs = {name: np.asarray(draw[f"{name}.missing_prob"]) for name in rows.missing}
+    columns = {column.name: column for column in MIXED}
 
-    def close(drawn, mean, spread):
-        assert abs(np.mean(drawn) - mean) < 4.5 * spread / np.sqrt(len(drawn))
+    def close(drawn, mean):
+        assert abs(np.mean(drawn) - mean) < 4.5 * np.std(drawn) / np.sqrt(len(drawn))
 
     def present(name):
         values = np.asarray(rows.values[name], float)
         return values[~np.asarray(rows.missing[name])] if name in rows.missing else values
 
-    def given_present(name):
-        kept = weights * (1 - np.asarray(draw[f"{name}.missing_prob"]))
-        return kept / kept.sum()
+    def mixed(name, means):
+        kept = weights * (1 - probs.get(name, np.zeros(3)))
+        return kept @ np.asarray(means) / kept.sum()
 
-    for name in rows.missing:
-        prob = weights @ np.asarray(draw[f"{name}.missing_prob"])
-        close(rows.missing[name], prob, np.sqrt(prob * (1 - prob)))
+    for name, absent in rows.missing.items():
+        close(np.asarray(absent, float), weights @ probs[name])
     for level in range(5):
-        prob = given_present("a") @ np.asarray(draw["a.probs"])[:, level]
-        close(present("a") == level, prob, np.sqrt(prob * (1 - prob)) + 1e-9)
-    rates = {c.name: np.asarray(c.rate(draw[f"{c.name}.standard_log_rate"])) for c in MIXED[1:3]}
-    close(present("n"), given_present("n") @ rates["n"], present("n").std())
-    close(present("m"), weights @ rates["m"], present("m").std())
-    second = rates["m"] + rates["m"] ** 2 * (1 + 1 / np.asarray(draw["m.concentration"]))
-    close(present("m") ** 2, weights @ second, (present("m") ** 2).std())
-    standard = np.asarray(MIXED[3].standardised(present("x")))
-    close(standard, given_present("x") @ np.asarray(draw["x.mean"]), standard.std())
-    close(standard**2, given_present("x") @ np.array([0.25, 0.13]), (standard**2).std())
-    chance = jax.nn.sigmoid(model.features(rows) @ draw["y.coefficients"])
-    seen = ~np.asarray(rows.missing["y"])
-    close(np.asarray(rows.values["y"] - chance)[seen], 0.0, 0.5)
+        close(present("a") == level, mixed("a", draw["a.probs"][:, level]))
+    for name in ("n", "m"):
+        rate = np.asarray(columns[name].rate(draw[f"{name}.standard_log_rate"]))
+        close(present(name), mixed(name, rate))
+        extra = 1 / np.asarray(draw["m.concentration"]) if name == "m" else np.zeros(3)
+        close(present(name) ** 2, mixed(name, rate + rate**2 * (1 + extra)))
+    age = np.asarray(columns["age"].standardised(present("age")))
+    close(age, mixed("age", draw["age.mean"]))
+    rounding = (np.sqrt(12) / 72) ** 2 / 12
+    close(age**2, mixed("age", draw["age.mean"] ** 2 + draw["age.scale"] ** 2 + rounding))
+    predicted = np.asarray(model.features(rows) @ draw["x.coefficients"])
+    seen = ~np.asarray(rows.missing["x"])
+    residual = np.asarray(columns["x"].standardised(present("x"))) - predicted[seen]
+    close(residual, 0.0)
+    close(residual**2, 0.3**2)
 
 
 def test_rows_stay_in_the_domain():
     model = MODELS["mixed"]
     names = ("standard_log_rate", "mean", "scale", "coefficients", "concentration")
     wild = {k: v * 3 if k.endswith(names) else v for k, v in draw_of(model).items()}
-    values, missing = model.sample_rows(jax.random.key(1), wild, NUM_ROWS)
+    values, missing = model.sample_rows(jax.random.key(1), wild, NUM_DRAWN)
     assert list(values) == [column.name for column in MIXED]
     assert values["a"].dtype == values["n"].dtype == values["age"].dtype == jnp.int32
     for column in MIXED:
@@ -365,10 +373,10 @@ def test_a_private_fit_finds_the_clusters():
 
 
 def test_many_runs_at_once_are_single_runs():
-    model = MODELS["paper"]
-    rows = model.sample_rows(jax.random.key(0), draw_of(model), 300)
+    model = MODELS["counts"]
+    rows = some_rows(model)
     plan = dpvim.PrivacyPlan(
-        num_examples=300, sampling_prob=0.2, num_steps=5, clip_norm=1.0, noise_multiplier=1.0
+        num_examples=NUM_ROWS, sampling_prob=0.2, num_steps=5, clip_norm=1.0, noise_multiplier=1.0
     )
     svi = dpvim.DPSVI(model, "mean_field", optax.adam(0.02), plan, seed=0)
     keys = jax.random.split(jax.random.key(2), 2)

@@ -208,6 +208,7 @@ class Mixture:
         _check_names("missing", rows.missing, self.nullable)
         return rows
 
+    @functools.partial(jax.jit, static_argnums=0)  # one program, however it is called
     def log_prob(self, sites: Sites, rows: Rows) -> Float[Array, " rows"]:
         """Log-probability of each row, with the component summed out."""
         log_weights = jnp.log(sites[WEIGHTS]) if self.num_components > 1 else jnp.zeros(1)
