@@ -17,6 +17,7 @@ from numpyro.infer.util import log_density
 import dpvim
 from dpvim.family import mean_field
 from dpvim.mechanism import Likelihood
+from dpvim.models import mixture_sum
 from dpvim.models.bridge import bridge
 from dpvim.models.columns import CategoricalColumn, CountColumn, NormalColumn, Response
 from dpvim.models.data import prepare
@@ -44,25 +45,37 @@ MODELS = {
     ),
     "mixed": Mixture(MIXED, 3, Response("x", "linear"), prior_scale=0.5),
     "counts": Mixture(MIXED[:2] + MIXED[3:4], 2, Response("n", "poisson")),
-    "many levels": Mixture(
-        [CategoricalColumn("a", 600), CategoricalColumn("y", 2)], 2, Response("y", "logistic")
+    "no levels": Mixture(
+        [NormalColumn("x"), CountColumn("n", upper=9), CategoricalColumn("y", 2)],
+        1,
+        Response("y", "logistic"),
     ),
-    "no levels": Mixture([NormalColumn("x"), CountColumn("n", upper=9)], 1),
 }
 
 
 @functools.cache
 def setting(name):
-    """The bridged model, the general likelihood, and rows from the model as a batch."""
+    """The bridged model, the general likelihood, and rows as a batch."""
     model = MODELS[name]
     inputs = prepare(some_rows(model), {})
     found = bridge(model, inputs)
     return found, Likelihood.from_log_prob(found.problem.likelihood.log_prob), inputs.records
 
 
-def some_rows(model):
-    rows = model.sample_rows(jax.random.key(5), draw_of(model), NUM_DRAWN)
-    return tuple(jax.tree.map(lambda leaf: np.asarray(leaf)[:NUM_ROWS], rows))
+def some_rows(model, seed=0):
+    """Rows of the right form, from no model at all."""
+    rng = np.random.default_rng(seed)
+
+    def values(column):
+        if isinstance(column, CategoricalColumn):
+            return rng.integers(0, column.num_levels, NUM_ROWS).astype(np.int32)
+        if isinstance(column, CountColumn):
+            return rng.binomial(column.upper, 0.2, NUM_ROWS).astype(np.int32)
+        numbers = column.lower + (column.upper - column.lower) * rng.beta(2, 3, NUM_ROWS)
+        return numbers.astype(np.int32 if column.integral else np.float32)
+
+    missing = {column.name: rng.random(NUM_ROWS) < 0.2 for column in model.nullable}
+    return {column.name: values(column) for column in model.columns}, missing
 
 
 @functools.cache
@@ -94,6 +107,7 @@ def weights_of(variant_name, dim):
     return VARIANTS[variant_name](family).weights(params, eta)
 
 
+@functools.cache
 def compiled(likelihood):
     return jax.jit(likelihood.clipped_sum, static_argnums=4)
 
@@ -101,10 +115,9 @@ def compiled(likelihood):
 # -- the density and the prior -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["paper", "mixed"])
-def test_densities_and_their_gradients_are_numpyros(name):
-    found, general, batch = setting(name)
-    model = MODELS[name]
+def test_densities_and_their_gradients_are_numpyros():
+    found, general, batch = setting("mixed")
+    model = MODELS["mixed"]
     rows = prepare(some_rows(model), {})
 
     def theirs(latent):
@@ -130,8 +143,8 @@ def test_the_structured_sum_is_the_general_one(name):
     found, general, batch = setting(name)
     latent, is_padding = latent_of(found.space), jnp.arange(NUM_ROWS) % 7 == 3
     sums = compiled(found.problem.likelihood), compiled(general)
-    for bound in (BOUND, float("inf")):
-        for variant_name in VARIANTS if bound == BOUND else ["aligned"]:
+    for bound in (BOUND, float("inf")) if name == "counts" else (BOUND,):
+        for variant_name in VARIANTS:
             weights = weights_of(variant_name, found.space.dim)
             ours, wanted = (
                 np.asarray(s(latent, weights, batch, is_padding, bound)) * np.sqrt(weights)
@@ -143,6 +156,17 @@ def test_the_structured_sum_is_the_general_one(name):
             np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=tolerance)
 
 
+def test_levels_in_great_number_are_read_from_tables(monkeypatch):
+    found, _, batch = setting("paper")
+    arguments = (latent_of(found.space), jnp.ones(found.space.dim), batch)
+    nothing = jnp.zeros(NUM_ROWS, bool)
+    wanted = compiled(found.problem.likelihood)(*arguments, nothing, BOUND)
+    monkeypatch.setattr(mixture_sum, "_MOST_INDICATORS", 0)
+    clipped_sum = found.problem.likelihood.clipped_sum
+    ours = jax.jit(lambda *arguments: clipped_sum(*arguments, BOUND))(*arguments, nothing)
+    np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["paper", "mixed"])
 def test_what_is_not_finite_contributes_nothing(name):
     found, _, batch = setting(name)
@@ -150,13 +174,12 @@ def test_what_is_not_finite_contributes_nothing(name):
     clipped_sum = compiled(found.problem.likelihood)
     latent, nothing = latent_of(found.space), jnp.zeros(NUM_ROWS, bool)
     ones = jnp.ones(dim)
-    for bound in (BOUND, float("inf")):
-        assert not np.any(clipped_sum(latent, ones, batch, ~nothing, bound))
-        for bad in (jnp.nan, jnp.inf):
-            for at in (0, dim // 2, dim - 1):
-                total = clipped_sum(latent.at[at].set(bad), ones, batch, nothing, bound)
-                assert np.isfinite(total).all()
-            assert not np.any(clipped_sum(jnp.full(dim, bad), ones, batch, nothing, bound))
+    assert not np.any(clipped_sum(latent, ones, batch, ~nothing, BOUND))
+    for bad in (jnp.nan, jnp.inf):
+        for at in (0, dim // 2, dim - 1):
+            total = clipped_sum(latent.at[at].set(bad), ones, batch, nothing, BOUND)
+            assert np.isfinite(total).all()
+        assert not np.any(clipped_sum(jnp.full(dim, bad), ones, batch, nothing, BOUND))
     strange = jnp.ones(dim).at[1].set(jnp.nan).at[3].set(jnp.inf).at[4].set(0.0)
     total = np.asarray(clipped_sum(latent, strange, batch, nothing, BOUND))
     assert np.isfinite(total).all()
@@ -202,7 +225,7 @@ def norms_of(shares, weights):
 @pytest.mark.parametrize("name", MODELS)
 def test_no_row_by_itself_exceeds_the_bound(name):
     found, _, batch = setting(name)
-    dim, cases = found.space.dim, 2000 if found.space.dim < 500 else 300
+    dim, cases = found.space.dim, 2000
     latents, weights = extremes(dim, cases)
     picked = [leaf[np.random.default_rng(1).integers(0, NUM_ROWS, cases)] for leaf in batch]
 
@@ -323,10 +346,11 @@ def test_rows_stay_in_the_domain():
 
 
 def test_predictive_draws_rows():
-    model = MODELS["counts"]
-    draws = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), draw_of(model))
+    model = Mixture([CategoricalColumn("a", 2, nullable=True)], 1)
+    draws = {"a.probs": jnp.full((3, 1, 2), 0.5), "a.missing_prob": jnp.ones((3, 1))}
     drawn = Predictive(model, posterior_samples=draws)(jax.random.key(0), num_rows=7)
-    assert drawn["n"].shape == drawn["n.missing"].shape == (3, 7)
+    assert drawn["a"].shape == (3, 7)
+    assert drawn["a.missing"].all()
 
 
 # -- fits --------------------------------------------------------------------------------------
@@ -411,6 +435,6 @@ def test_wrong_settings_are_refused():
     with pytest.raises(ValueError, match="num_components"):
         Mixture([a], 0)
     with pytest.raises(ModelError, match="'b'"):
-        bridge(Mixture([a], 2), prepare(({"b": np.zeros(3, int)},), {}))
+        Mixture([a], 2).batch_of({"b": np.zeros(3, int)})
     with pytest.raises(ModelError, match="num_rows"), handlers.seed(rng_seed=0):
         Mixture([a], 2)()

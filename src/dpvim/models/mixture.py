@@ -284,7 +284,8 @@ class Mixture:
         Guarantees:
             All values lie in their columns' domains: what falls outside is put on the bound.
         """
-        values, missing = _sample_rows(self, key, dict(params), num_rows)
+        sites = {name: jnp.asarray(params[name], jnp.float32) for name in self.site_shapes}
+        values, missing = _sample_rows(self, key, sites, num_rows)
         # Compiled functions sort the names.
         return Rows(
             {column.name: values[column.name] for column in self.columns},
