@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format bench-published clean
+.PHONY: demo test lint format audit bench-published clean
 
 demo: $(READY)
 	$(BIN)/python examples/affairs.py
@@ -20,6 +20,12 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+audit: $(READY)
+	$(BIN)/dpvim audit
+	$(BIN)/python benchmarks/audit_faults.py faults
+	$(BIN)/python benchmarks/audit_faults.py control
+	$(BIN)/python benchmarks/audit_faults.py table
+
 bench-published: $(READY)
 	$(BIN)/python benchmarks/published_adult.py
 
@@ -27,7 +33,7 @@ $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dpvim needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e ".[dev,demo]"
+	$(BIN)/python -m pip install --quiet -e ".[dev]"
 	touch $@
 
 clean:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -31,6 +32,14 @@ def pytest_generate_tests(metafunc: Any) -> None:
         metafunc.parametrize(("family_name", "variant_name"), COMBINATIONS)
     elif "family_name" in metafunc.fixturenames:
         metafunc.parametrize("family_name", FAMILIES)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cache_of_the_tests(tmp_path_factory: Any) -> Iterator[None]:
+    """One cache for all tests, and not the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPVIM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(params=["softplus", "exp"])

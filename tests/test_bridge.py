@@ -130,6 +130,19 @@ def test_gradient_through_jacobian_blocks_is_the_gradient_through_the_transform(
         np.testing.assert_allclose(ours, factors @ gradients, rtol=1e-3, atol=2e-4)
 
 
+def test_a_function_that_mixes_records_is_refused():
+    """JAX iterates the incomplete beta function until the slowest record of a batch is done, and
+    the others move on with it."""
+
+    def censored(k):
+        p = numpyro.sample("p", dist.Beta(2.0, 2.0))
+        with numpyro.plate("records", k.shape[0]):
+            numpyro.factor("tail", jnp.log(jax.scipy.special.betainc(k + 1.0, 5.0, p)))
+
+    with pytest.raises(ModelError, match="incomplete beta"):
+        bridged(censored, (np.arange(30, dtype=np.float32),))
+
+
 def test_constrain_and_unconstrain_are_inverse():
     found, _ = bridged(mixture, (CATEGORIES,))
     latent = at_random(found.space)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import signal
 import time
 
@@ -18,6 +20,7 @@ from dpvim.estimator import Problem
 from dpvim.mechanism import Likelihood
 from dpvim.plan import PrivacyPlan
 from dpvim.randomness import SecretStreams
+from dpvim.sampling import EMPTY
 from dpvim.types import BudgetExceededError
 
 
@@ -54,17 +57,17 @@ def test_released_coordinates_have_the_noise_of_the_plan(
     plan = plan_of()
     engine = engine_of(problem, plan, family_name, variant_name)
     supply = infer.Supply(engine, 50, SecretStreams(3))
-    batches, noise = supply.draw(2000, 2000)
+    rows, noise = supply.draw(2000, 2000)
     state = start(engine)
 
-    def releases(rows, size, noise):
-        batch, padding = infer.select_batch(records, rows, size)
+    def releases(rows, noise):
+        batch, padding = infer.select_batch(records, rows)
         eta = jnp.array([0.3, -0.8, 1.1])
         with_noise = engine.step(state, eta, batch, padding, noise)[1].release
         without = engine.step(state, eta, batch, padding, jnp.zeros_like(noise))[1].release
         return with_noise - without
 
-    found = np.asarray(jax.jit(jax.vmap(releases))(batches.rows, batches.sizes, noise)).ravel()
+    found = np.asarray(jax.jit(jax.vmap(releases))(rows, noise)).ravel()
     wanted = plan.noise_multiplier * plan.clip_norm
 
     def p_value(scale):
@@ -89,8 +92,8 @@ def test_one_record_moves_a_release_by_the_clip_norm_and_no_more(
 
     nobody_absent = jnp.zeros(50, bool)
     moved = release(nobody_absent) - release(nobody_absent.at[0].set(True))
-    assert np.linalg.norm(moved) <= 0.5 * (1 + 1e-5)
-    assert np.linalg.norm(moved) == pytest.approx(0.5, rel=1e-4)
+    assert np.linalg.norm(moved) <= 0.5
+    assert np.linalg.norm(moved) == pytest.approx(0.5, rel=1e-3)
 
 
 def test_a_step_traces_once(records):
@@ -153,7 +156,7 @@ def test_division_is_by_the_expected_batch_size(problem, records):
     """The step for an empty batch is that of the noise and the prior, divided by q N."""
     engine = engine_of(problem)
     state, eta = start(engine), jnp.zeros(DIM)
-    batch, padding = infer.select_batch(records, jnp.zeros(10, jnp.int32), jnp.int32(0))
+    batch, padding = infer.select_batch(records, jnp.full(10, EMPTY))
     noise = jnp.array([1 << 24, 2 << 24, 3 << 24])
     sgd = infer.make_engine(problem, engine.family, engine.variant, optax.sgd(1.0), engine.plan)
     after, info = sgd.step(sgd.init(state.key, jnp.zeros(DIM), 0.1), eta, batch, padding, noise)
@@ -233,10 +236,74 @@ def test_the_loop_draws_batches_at_the_rate_of_the_plan(problem, prob):
     """Mean and variance of a binomial: twice the rate or a fixed size would not have them."""
     plan = plan_of(sampling_prob=prob)
     supply = infer.Supply(engine_of(problem, plan), 50, SecretStreams(2))
-    rows, sizes = supply.draw(20_000, 20_000)[0]
+    rows = supply.draw(20_000, 20_000)[0]
+    sizes = np.sum(rows != EMPTY, axis=1)
     assert rows.shape[1] == plan.max_batch_size  # the cap that is accounted for
     assert sizes.mean() == pytest.approx(50 * prob, rel=0.01)
     assert sizes.var() == pytest.approx(50 * prob * (1 - prob), rel=0.05)
+
+
+def cancelling_records(num_rows, dim=3):
+    """Large numbers whose residuals are rounding errors: other instructions give others."""
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=(1, dim)) * 1e6).astype(np.float32).repeat(num_rows, axis=0)
+    latent = rng.normal(size=dim).astype(np.float32)
+    y = (x @ latent).astype(np.float32)
+    return latent, {"x": jnp.asarray(x), "y": jnp.asarray(y)}
+
+
+@pytest.mark.parametrize("prob", [0.4, 1.0])
+def test_without_a_record_the_others_stay_as_they_are(prob):
+    """Also where gradients are nothing but rounding errors, and the number of rows is private.
+
+    In both worlds the program is the same and the others have the same places: the releases
+    differ by the record's own share.
+    """
+    num_rows = 101
+    latent, data = cancelling_records(num_rows)
+    plan = PrivacyPlan(
+        num_examples=120,
+        sampling_prob=prob,
+        num_steps=20,
+        clip_norm=1.0,
+        relation="add_or_remove",
+        noise_multiplier=5.0,
+    )
+    problem = Problem(
+        DIM, Likelihood.from_log_prob(gaussian_log_likelihood), standard_normal_log_prior
+    )
+    engine = engine_of(problem, plan)
+    state = engine.init(jax.random.key(0), jnp.asarray(latent), 1e-20)
+    supply = infer.Supply(engine, num_rows, SecretStreams(1))
+    batches = supply.draw(20, 20)[0]
+    assert batches.shape[1] == plan.max_batch_size
+    silent = jnp.zeros(engine.variant.num_released, jnp.int32)
+
+    @jax.jit
+    def release(records, rows):
+        batch, is_padding = infer.select_batch(records, rows)
+        return engine.step(state, jnp.zeros(DIM), batch, is_padding, silent)[1].release
+
+    whole = infer.with_public_shape(data, plan)
+    fewer = jax.tree.map(lambda leaf: leaf[:-1], data)
+    shortened = infer.with_public_shape(fewer, plan)
+    assert jax.tree.map(jnp.shape, whole) == jax.tree.map(jnp.shape, shortened)
+    last = num_rows - 1
+    for rows in batches:
+        without = np.where(rows == last, EMPTY, rows)
+        shift = np.asarray(release(whole, rows), float) - release(shortened, without)
+        assert np.linalg.norm(shift) <= plan.clip_norm
+
+
+def test_a_supply_of_noise_cannot_be_used_twice(problem):
+    supply = infer.Supply(engine_of(problem), 50, SecretStreams())
+    with pytest.raises(TypeError, match="used twice"):
+        copy.deepcopy(supply)
+    with pytest.raises(TypeError, match="used twice"):
+        pickle.dumps(supply)
+    supply._process += 1  # as in a child process
+    with pytest.raises(RuntimeError, match="forked"):
+        supply.draw(1, 1)
 
 
 def test_membership_truncation_and_noise_have_streams_of_their_own(problem):

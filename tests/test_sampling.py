@@ -7,20 +7,24 @@ import pytest
 from scipy import stats
 
 from dpvim.randomness import SecretStreams
-from dpvim.sampling import PoissonSampler
+from dpvim.sampling import EMPTY, PoissonSampler
 
 
-def membership(*, rows=40, prob=0.2, steps=20_000, cap=None, seed=1):
+def membership(*, rows=40, prob=0.2, steps=20_000, cap=None, seed=1, shuffled=False):
     """A table of zeros and ones, [steps, rows]."""
     sampler = PoissonSampler(
-        SecretStreams(seed), num_rows=rows, sampling_prob=prob, max_batch_size=cap or rows
+        SecretStreams(seed),
+        num_rows=rows,
+        sampling_prob=prob,
+        max_batch_size=cap or rows,
+        shuffled=shuffled,
     )
     batches = sampler.draw(steps)
     table = np.zeros((steps, rows), bool)
-    real = np.arange(batches.rows.shape[1]) < batches.sizes[:, None]
-    step = np.broadcast_to(np.arange(steps)[:, None], batches.rows.shape)
-    table[step[real], batches.rows[real]] = True
-    assert table.sum() == batches.sizes.sum()  # no row twice in a batch
+    real = batches != EMPTY
+    step = np.broadcast_to(np.arange(steps)[:, None], batches.shape)
+    table[step[real], batches[real]] = True
+    assert table.sum() == real.sum()  # no row twice in a batch
     return table
 
 
@@ -69,8 +73,36 @@ def test_stream_does_not_depend_on_how_many_steps_are_drawn_at_a_time():
     whole = sampler().draw(100)
     pieces = sampler()
     parts = [pieces.draw(n) for n in (1, 3, 40, 56)]
-    np.testing.assert_array_equal(whole.rows, np.concatenate([p.rows for p in parts]))
-    np.testing.assert_array_equal(whole.sizes, np.concatenate([p.sizes for p in parts]))
+    np.testing.assert_array_equal(whole, np.concatenate(parts))
+
+
+def test_shuffled_places_do_not_depend_on_how_many_steps_are_drawn():
+    def sampler():
+        return PoissonSampler(
+            SecretStreams(5), num_rows=50, sampling_prob=0.3, max_batch_size=30, shuffled=True
+        )
+
+    pieces = sampler()
+    parts = [pieces.draw(n) for n in (1, 9, 30)]
+    np.testing.assert_array_equal(sampler().draw(40), np.concatenate(parts))
+
+
+def test_shuffling_changes_places_and_nothing_else():
+    np.testing.assert_array_equal(membership(shuffled=True, steps=500), membership(steps=500))
+
+
+def test_shuffled_rows_stand_anywhere_whoever_else_is_there():
+    """The place of row 0 is uniform over all places, with row 1 in the batch and without it."""
+    sampler = PoissonSampler(
+        SecretStreams(6), num_rows=4, sampling_prob=0.5, max_batch_size=4, shuffled=True
+    )
+    batches = sampler.draw(40_000)
+    has_one = (batches == 1).any(axis=1)
+    for company in (has_one, ~has_one):
+        places = np.nonzero(batches[company] == 0)[1]
+        counts = np.bincount(places, minlength=4)
+        expected = counts.sum() / 4
+        assert stats.chi2.sf(np.sum((counts - expected) ** 2 / expected), 3) > 1e-4
 
 
 def test_truncation_is_uniform_over_rows():
@@ -93,6 +125,6 @@ def test_huge_data_cost_only_their_batches():
         SecretStreams(1), num_rows=10**9, sampling_prob=1e-8, max_batch_size=40
     )
     batches = sampler.draw(1000)
-    assert batches.sizes.mean() == pytest.approx(10, abs=0.5)
-    assert batches.rows.max() < 10**9
-    assert batches.rows.max() > 0.99 * 10**9
+    assert (batches != EMPTY).sum(axis=1).mean() == pytest.approx(10, abs=0.5)
+    assert batches.max() < 10**9
+    assert batches.max() > 0.99 * 10**9

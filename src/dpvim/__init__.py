@@ -1,5 +1,8 @@
 """Differentially private variational inference for NumPyro models."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from dpvim.estimates import DivergedError
 from dpvim.family import FAMILIES
 from dpvim.fitting import fit, fit_nonprivate
@@ -21,6 +24,9 @@ from dpvim.types import (
 )
 from dpvim.variants import VARIANTS
 
+if TYPE_CHECKING:
+    from dpvim import audit
+
 __version__ = "0.1.0.dev0"
 
 __all__ = [
@@ -41,7 +47,15 @@ __all__ = [
     "PrivacyWarning",
     "Relation",
     "Trace",
+    "audit",
     "fit",
     "fit_nonprivate",
     "load",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Modules that few need are imported when they are asked for."""
+    if name == "audit":
+        return importlib.import_module("dpvim.audit")
+    raise AttributeError(f"module 'dpvim' has no attribute {name!r}")

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from dpvim.family import Family, Params
@@ -26,6 +27,8 @@ from dpvim.mechanism import Lattice, Likelihood, add_noise
 from dpvim.plan import Plan
 from dpvim.types import Latent, LogPrior, Mask, Record, Scalar
 from dpvim.variants import Variant
+
+_SMALLEST_WEIGHT = 1e-30
 
 
 class Problem(NamedTuple):
@@ -58,12 +61,16 @@ def make_estimator(problem: Problem, family: Family, variant: Variant, plan: Pla
     def release(
         params: Params, eta: Array, batch: Record, is_padding: Mask, noise: Int[Array, " r"]
     ) -> Float[Array, " r"]:
+        # A weight whose squares may have underflown says nothing; its coordinate is left out.
         weights = variant.weights(params, eta)
+        weights = jnp.where(weights < _SMALLEST_WEIGHT, 0.0, weights)
         total = problem.likelihood.clipped_sum(
             probe(params, eta), weights, batch, is_padding, lattice.row_bound
         )
         with jax.enable_x64(True):  # the sum is in double precision and stays there
             encoded = variant.encode(params, eta, total)
+            # Coordinates that were left out may have infinite slopes: nothing times infinity.
+            encoded = jnp.where(jnp.isfinite(encoded), encoded, 0.0)
         return add_noise(encoded, noise, lattice.grid)
 
     def free_terms(params: Params, eta: Array) -> Scalar:

@@ -7,6 +7,7 @@ thread while the previous chunk runs; a chunk is one compiled loop. Nothing here
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import threading
 import time
@@ -27,7 +28,7 @@ from dpvim.noise import RoundedGaussianNoise
 from dpvim.plan import Plan
 from dpvim.progress import ProgressBar
 from dpvim.randomness import SecretStreams
-from dpvim.sampling import Batches, PoissonSampler
+from dpvim.sampling import EMPTY, PoissonSampler
 from dpvim.trace import Trace
 from dpvim.types import BudgetExceededError, Mask, Record
 from dpvim.variants import Variant
@@ -109,18 +110,25 @@ def make_engine(
 
 
 class Supply:
-    """The host's side of a run: batches and noise for the next steps, in order."""
+    """The host's side of a run: batches and noise for the next steps, in order.
+
+    Guarantees:
+        No noise is handed out twice: a supply cannot be copied, stored, or used by a process
+        other than the one that made it.
+    """
 
     def __init__(self, engine: Engine, num_rows: int, streams: SecretStreams) -> None:
         plan = engine.plan
-        self.takes_all = plan.sampling_prob == 1
-        self.batch_size = num_rows if self.takes_all else plan.max_batch_size
-        self._num_rows = num_rows
+        self._takes_all = plan.sampling_prob == 1 and not plan.num_rows_is_private
+        self.batch_size = num_rows if self._takes_all else plan.max_batch_size
+        self._process = os.getpid()
+        self._lock = threading.Lock()
         self._sampler = PoissonSampler(
             streams,
             num_rows=num_rows,
             sampling_prob=plan.sampling_prob,
             max_batch_size=plan.max_batch_size,
+            shuffled=plan.num_rows_is_private,
         )
         self._noise = RoundedGaussianNoise(
             streams,
@@ -129,18 +137,23 @@ class Supply:
             size=engine.variant.num_released,
         )
 
-    def draw(self, num_steps: int, capacity: int) -> tuple[Batches, np.ndarray]:
-        """`num_steps` steps' worth, padded with zeros to `capacity` steps."""
-        if self.takes_all:
-            # Every row, every step: no row numbers are needed.
-            sizes = np.full(num_steps, self._num_rows, np.int32)
-            batches = Batches(np.zeros((num_steps, 0), np.int32), sizes)
-        else:
-            batches = self._sampler.draw(num_steps)
-        drawn = (batches, self._noise.draw(num_steps))
-        return jax.tree.map(
-            lambda a: np.pad(a, [(0, capacity - num_steps)] + [(0, 0)] * (a.ndim - 1)), drawn
-        )
+    def draw(self, num_steps: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and noise of `num_steps` steps, padded with zeros to `capacity` steps."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "a run was forked: its noise would be used twice. Start it in the new process."
+            )
+        with self._lock:
+            if self._takes_all:  # every row, every step: no row numbers are needed
+                rows = np.zeros((num_steps, 0), np.int32)
+            else:
+                rows = self._sampler.draw(num_steps)
+            drawn = (rows, self._noise.draw(num_steps))
+        more = [(0, capacity - num_steps), (0, 0)]
+        return np.pad(drawn[0], more), np.pad(drawn[1], more)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a supply of noise is not copied or stored: noise would be used twice.")
 
 
 def eta_for(engine: Engine, key: Array, step: Int[Array, ""]) -> Array:
@@ -148,14 +161,24 @@ def eta_for(engine: Engine, key: Array, step: Int[Array, ""]) -> Array:
     return engine.family.base_draw(jax.random.fold_in(key, step))
 
 
-def select_batch(
-    data: Record, rows: Int[Array, " batch"], size: Int[Array, ""]
-) -> tuple[Record, Mask]:
+def select_batch(data: Record, rows: Int[Array, " batch"]) -> tuple[Record, Mask]:
     """Rows of the data and which of them are padding; no row numbers means all rows."""
     if rows.shape[0] == 0:
-        return data, jnp.arange(num_rows_of(data)) >= size
-    batch = jax.tree.map(lambda leaf: leaf[rows], data)
-    return batch, jnp.arange(rows.shape[0]) >= size
+        return data, jnp.zeros(num_rows_of(data), bool)
+    is_padding = rows == EMPTY
+    batch = jax.tree.map(lambda leaf: leaf[jnp.where(is_padding, 0, rows)], data)
+    return batch, is_padding
+
+
+def with_public_shape(data: Record, plan: Plan) -> Record:
+    """Data whose arrays have a public number of rows; rows that were added are never drawn.
+
+    The number of rows decides which program is compiled, and two programs may round differently.
+    """
+    if not plan.num_rows_is_private:
+        return data
+    more = plan.num_examples - num_rows_of(data)
+    return jax.tree.map(lambda leaf: jnp.pad(leaf, [(0, more)] + [(0, 0)] * (leaf.ndim - 1)), data)
 
 
 def num_rows_of(data: Record) -> int:
@@ -183,6 +206,7 @@ def run(
     """
     _check_budget(engine, int(state.step), num_steps)
     supply = Supply(engine, num_rows_of(data), streams)
+    data = with_public_shape(data, engine.plan)
     capacity = _chunk_capacity(engine, supply.batch_size, trace_every, num_steps)
     run_chunk = jax.jit(functools.partial(_run_chunk, engine))
     state, steps, snapshots = _loop(
@@ -224,8 +248,10 @@ def run_many(
     _check_budget(engine, first, num_steps)
     one = jax.tree.map(lambda leaf: leaf[0], data) if stacked else data
     supplies = [Supply(engine, num_rows_of(one), each) for each in streams]
+    pad = functools.partial(with_public_shape, plan=engine.plan)
+    data = jax.vmap(pad)(data) if stacked else pad(data)
 
-    def draw(length: int, capacity: int) -> tuple[Batches, np.ndarray]:
+    def draw(length: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
         drawn = [supply.draw(length, capacity) for supply in supplies]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *drawn)
 
@@ -233,7 +259,7 @@ def run_many(
     in_axes = (0, 0 if stacked else None, 0, 0, None)
     run_chunks = jax.jit(jax.vmap(functools.partial(_run_chunk, engine), in_axes))
     states, steps, snapshots = _loop(
-        lambda state, batches, noise, bounds: run_chunks(state, data, batches, noise, bounds),
+        lambda state, rows, noise, bounds: run_chunks(state, data, rows, noise, bounds),
         draw,
         states,
         span=(first, num_steps),
@@ -253,7 +279,7 @@ def run_many(
 
 def _loop(
     run_chunk: Callable[..., tuple[State, Params]],
-    draw: Callable[[int, int], tuple[Batches, np.ndarray]],
+    draw: Callable[[int, int], tuple[np.ndarray, np.ndarray]],
     state: State,
     *,
     span: tuple[int, int],
@@ -282,7 +308,7 @@ def _loop(
         length = min(pace.next_length(), num_steps)
         drawing = background.submit(draw, length, capacity)
         while done < num_steps and not stopped():
-            (batches, noise), this_length = drawing.result(), length
+            (rows, noise), this_length = drawing.result(), length
             length = min(pace.next_length(), num_steps - done - this_length)
             if length > 0:
                 drawing = background.submit(draw, length, capacity)
@@ -292,7 +318,7 @@ def _loop(
             bounds[: len(ends) + 1] = [0, *(end - start for end in ends)]
             began = time.perf_counter()
             state, seen = jax.block_until_ready(
-                run_chunk(state, batches=batches, noise=noise, bounds=bounds)
+                run_chunk(state, rows=rows, noise=noise, bounds=bounds)
             )
             pace.record(this_length, time.perf_counter() - began)
             done += this_length
@@ -320,7 +346,7 @@ def _run_chunk(
     engine: Engine,
     state: State,
     data: Record,
-    batches: Batches,
+    rows: Int[Array, "capacity batch"],
     noise: Int[Array, "capacity r"],
     bounds: Int[Array, " segments_and_one"],
 ) -> tuple[State, Params]:
@@ -332,7 +358,7 @@ def _run_chunk(
     etas = jax.vmap(functools.partial(eta_for, engine, state.key))(numbers)
 
     def one_step(i: Int[Array, ""], state: State) -> State:
-        batch, is_padding = select_batch(data, batches.rows[i], batches.sizes[i])
+        batch, is_padding = select_batch(data, rows[i])
         return engine.step(state, etas[i], batch, is_padding, noise[i])[0]
 
     def one_segment(state: State, ends: Any) -> tuple[State, Params]:

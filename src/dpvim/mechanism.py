@@ -16,7 +16,8 @@ docs/privacy.md derives it.
 
 >>> import jax.numpy as jnp
 >>> gradients = jnp.array([[3.0, 4.0], [0.3, 0.4], [jnp.nan, 0.0], [9.0, 9.0]])
->>> total = clipped_sum(gradients, jnp.ones(2), jnp.array([False, False, False, True]), 1.0)
+>>> is_padding = jnp.array([False, False, False, True])
+>>> total = clipped_sum(lambda: gradients, jnp.ones(2), is_padding, 1.0)
 >>> [f"{value:.3f}" for value in total]
 ['0.900', '1.200']
 """
@@ -25,23 +26,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from dpvim.plan import Plan
 from dpvim.types import Latent, LogLikelihood, Mask, Record
+
+Tree = TypeVar("Tree")
 
 # Components are clamped before squaring; 1e25 squared is infinite in single precision. Squares
 # that underflow (components below 1e-19) hide far less than any clip norm's margin.
 _LARGEST_COMPONENT = 1e15
 # Accelerators would otherwise round the operands to ten bits, and the bound would not hold.
 _PRECISION = jax.lax.Precision.HIGHEST
-# Rows are rounded to 2^18 levels up to the clip norm, so that 2^12 of them sum within 32 bits.
-_ROW_LEVELS = 2**18
-_BLOCK_ROWS = 2**12
+# Rows are rounded to 2^20 levels up to the clip norm, so that 2^10 of them sum within 32 bits.
+_ROW_LEVELS = 2**20
+_BLOCK_ROWS = 2**10
+# Floats from 2^23 on are integers with consecutive bit patterns. Adding this rounds a number below
+# 2^22 to an integer and leaves it in the low bits: cheaper than rounding and converting.
+_SHIFT = np.float32(1.5 * 2**23)
 _SINGLE, _DOUBLE = 2.0**-24, 2.0**-53
 # A margin above this would be a loss worth a complaint.
 _LARGEST_MARGIN = 0.05
@@ -101,7 +108,11 @@ def clip_factors(rows: Float[Array, "batch d"], bound: float) -> Float[Array, " 
 def exact_sum(
     factors: Float[Array, " batch"], rows: Float[Array, "batch d"], bound: float
 ) -> Float[Array, " d"]:
-    r""":math:`\sum_x f_x h_x` with every row rounded to a multiple of bound / 2^18 or so.
+    r""":math:`\sum_x f_x h_x` with every row rounded to a multiple of bound / 2^20 or so.
+
+    Args:
+        factors, rows: ``|f_x h_x|`` must not exceed `bound` by more than rounding.
+        bound: What the rows were clipped to.
 
     Guarantees:
         The sum of the rounded rows is exact whatever the number and order of the rows: it is one
@@ -111,24 +122,29 @@ def exact_sum(
         Double precision.
     """
     quantum = 2.0 ** math.ceil(math.log2(bound)) / _ROW_LEVELS
-    counts = jnp.rint(factors[:, None] * rows * (1 / quantum)).astype(jnp.int32)
-    num_blocks = -(-counts.shape[0] // _BLOCK_ROWS)
-    if num_blocks > 1:
-        counts = jnp.pad(counts, ((0, num_blocks * _BLOCK_ROWS - counts.shape[0]), (0, 0)))
-        blocks = counts.reshape(num_blocks, _BLOCK_ROWS, -1).sum(axis=1)
-    else:
-        blocks = counts.sum(axis=0, keepdims=True)
+    shifted = (factors * (1 / quantum))[:, None] * rows + _SHIFT
+    bits = jax.lax.bitcast_convert_type(shifted.astype(jnp.float32), jnp.int32)
+    counts = bits - _SHIFT.view(np.int32)
+    cuts = list(range(_BLOCK_ROWS, len(counts), _BLOCK_ROWS))
+    # A product with ones is the fastest sum over rows that XLA has.
+    blocks = [jnp.ones(len(part), jnp.int32) @ part for part in jnp.split(counts, cuts)]
     with jax.enable_x64(True):
-        return blocks.astype(jnp.float64).sum(axis=0) * quantum
+        return jnp.stack(blocks).astype(jnp.float64).sum(axis=0) * quantum
 
 
 def clipped_sum(
-    gradients: Float[Array, "batch d"],
+    gradients: Callable[[], Float[Array, "batch d"]],
     weights: Float[Array, " d"],
     is_padding: Mask,
     bound: float,
 ) -> Float[Array, " d"]:
     r""":math:`\sum_x \min(1, \mathrm{bound} / |\sqrt w g_x|)\, g_x` over rows that are no padding.
+
+    Args:
+        gradients: Computes the gradients, one row for each record.
+        weights: Public, not negative.
+        is_padding: Rows that do not count.
+        bound: Largest norm of a row's share; infinite without privacy.
 
     Guarantees:
         Whatever one row holds (zeros, 1e30, inf, NaN), its share is bounded, and others' shares
@@ -136,15 +152,37 @@ def clipped_sum(
         something about one record. All padding gives zero. With an infinite bound nothing is
         clipped or rounded.
     """
-    usable = jnp.isfinite(gradients).all(axis=1) & ~is_padding
-    safe = jnp.where(usable[:, None], gradients, 0.0)
-    if math.isinf(bound):
-        return jnp.sum(safe, axis=0)
     scale = jnp.sqrt(jnp.where(jnp.isfinite(weights), weights, 0.0))
-    rows = jnp.clip(safe * scale, -_LARGEST_COMPONENT, _LARGEST_COMPONENT)
+
+    def usable_gradients() -> Float[Array, "batch d"]:
+        rows = gradients()
+        usable = jnp.isfinite(rows).all(axis=1) & ~is_padding
+        return jnp.where(usable[:, None], rows, 0.0)
+
+    if math.isinf(bound):
+        return jnp.sum(usable_gradients(), axis=0)
+
+    def weighted_rows() -> Float[Array, "batch d"]:
+        return jnp.clip(usable_gradients() * scale, -_LARGEST_COMPONENT, _LARGEST_COMPONENT)
+
+    like = jax.ShapeDtypeStruct((*is_padding.shape, *weights.shape), weights.dtype)
+    rows = settled(weighted_rows, is_padding, like)
     total = exact_sum(clip_factors(rows, bound), rows, bound)
     with jax.enable_x64(True):
         return jnp.where(scale > 0, total / jnp.where(scale > 0, scale, 1.0), 0.0)
+
+
+def settled(make: Callable[[], Tree], is_padding: Mask, like: Any) -> Tree:
+    """The arrays that `make` returns, computed once for whoever uses them; shapes as in `like`.
+
+    A compiler may work out a number twice, here for the norm and for the sum, and round
+    differently (with a fused multiply-add in one of them); where numbers cancel the difference
+    knows no bound. What a loop returns is stored. This one runs once, which the compiler cannot
+    know; it costs nothing if all of the work is inside.
+    """
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    once = 1 + jnp.sum(is_padding) // (is_padding.size + 1)
+    return jax.lax.fori_loop(0, once, lambda *_: make(), nothing)
 
 
 class ClippedSum(Protocol):
@@ -194,7 +232,7 @@ class Likelihood(NamedTuple):
             is_padding: Mask,
             bound: float,
         ) -> Float[Array, " d"]:
-            return clipped_sum(gradients(latent, batch), weights, is_padding, bound)
+            return clipped_sum(lambda: gradients(latent, batch), weights, is_padding, bound)
 
         return cls(log_prob, clipped_gradient_sum)
 

@@ -21,7 +21,7 @@ from dpvim import _validate, accounting
 from dpvim.types import PrivacyWarning, Relation
 
 # A batch is cut off at its mean plus this many standard deviations. The cut is accounted for; at
-# six it happens about once in 10^9 steps and costs nothing that can be measured.
+# six it is rare (once in 10^9 steps for large batches, in 10^5 for batches of a few records).
 _CAP_STANDARD_DEVIATIONS = 6.0
 # Fine enough that rounding costs next to nothing, coarse enough that 64 standard deviations of
 # noise fit 32 bits.
@@ -89,6 +89,11 @@ class PrivacyPlan(_Schedule):
             noise_hint = "For a run without noise use dpvim.fit_nonprivate."
             noise = _validate.positive("noise_multiplier", self.noise_multiplier, hint=noise_hint)
             put(self, "noise_multiplier", noise)
+
+    @property
+    def num_rows_is_private(self) -> bool:
+        """Whether the number of records must not show, not even in the shape of an array."""
+        return self.relation is Relation.ADD_OR_REMOVE
 
     @property
     def noise_stddev(self) -> float:
@@ -178,6 +183,7 @@ class NonPrivatePlan(_Schedule):
     clip_norm = math.inf
     noise_stddev = 0.0
     noise_grid = 0.0
+    num_rows_is_private = False
 
     def check_num_rows(self, num_rows: int) -> None:
         """Refuse data of another length."""

@@ -22,18 +22,20 @@ from rich.text import Text
 class ProgressBar:
     """Use as a context manager; `advance` after every chunk."""
 
-    def __init__(self, total: int, *, show: bool) -> None:
+    def __init__(
+        self, total: int, *, show: bool, label: str = "fitting", unit: str = "steps"
+    ) -> None:
         self._progress = Progress(
-            TextColumn("fitting"),
+            TextColumn(label),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("steps"),
+            TextColumn(unit),
             _Rate(),
             TimeRemainingColumn(),
             console=Console(stderr=True),
             disable=not show,
         )
-        self._task = self._progress.add_task("fitting", total=total)
+        self._task = self._progress.add_task(label, total=total)
 
     def advance(self, steps: int) -> None:
         self._progress.advance(self._task, steps)

@@ -8,14 +8,11 @@ at a time.
 >>> from dpvim.randomness import SecretStreams
 >>> sampler = PoissonSampler(SecretStreams(seed=1), num_rows=1000, sampling_prob=0.01,
 ...                          max_batch_size=30)
->>> batches = sampler.draw(4)
->>> batches.rows.shape, batches.sizes.shape
-((4, 30), (4,))
+>>> sampler.draw(4).shape
+(4, 30)
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,11 +21,8 @@ from dpvim.randomness import SecretStreams
 _BLOCK = 4096
 
 
-class Batches(NamedTuple):
-    """Rows of each step's batch; what lies at or beyond a step's size is padding (row 0)."""
-
-    rows: np.ndarray
-    sizes: np.ndarray
+EMPTY = -1
+"""In the place of a row's number: nobody is there."""
 
 
 class PoissonSampler:
@@ -38,6 +32,9 @@ class PoissonSampler:
         Every row is in every step's batch independently with probability `sampling_prob`. A batch
         above `max_batch_size` is cut to a uniformly random subset of that size. The stream does
         not depend on how many steps are drawn at a time. An empty batch is an ordinary one.
+        With `shuffled` the rows of a batch stand in uniformly random places, so that where one
+        stands says nothing about who else is there: without a record, all others have the places
+        that they have with it.
     """
 
     def __init__(
@@ -47,7 +44,9 @@ class PoissonSampler:
         num_rows: int,
         sampling_prob: float,
         max_batch_size: int,
+        shuffled: bool = False,
     ) -> None:
+        self._places_taken = streams.generator("places") if shuffled else None
         self._gaps = streams.generator("membership")
         self._truncation = streams.generator("truncation")
         self._num_rows = num_rows
@@ -58,8 +57,8 @@ class PoissonSampler:
         self._places = np.array([], dtype=np.int64)
         self._last_place = -1
 
-    def draw(self, num_steps: int) -> Batches:
-        """The next `num_steps` batches."""
+    def draw(self, num_steps: int) -> np.ndarray:
+        """Row numbers of the next batches, shape [num_steps, max_batch_size]; `EMPTY` places."""
         end = num_steps * self._num_rows
         self._extend_to(end)
         count = int(np.searchsorted(self._places, end))
@@ -73,10 +72,11 @@ class PoissonSampler:
         for overfull in np.flatnonzero(drawn > self._max_batch_size):
             column[step == overfull] = self._truncation.permutation(drawn[overfull])
         kept = column < self._max_batch_size
-        rows = np.zeros((num_steps, self._max_batch_size), dtype=np.int32)
+        rows = np.full((num_steps, self._max_batch_size), EMPTY, dtype=np.int32)
         rows[step[kept], column[kept]] = row[kept]
-        sizes = np.minimum(drawn, self._max_batch_size).astype(np.int32)
-        return Batches(rows, sizes)
+        if self._places_taken is not None:
+            self._places_taken.permuted(rows, axis=1, out=rows)
+        return rows
 
     def _extend_to(self, end: int) -> None:
         new = [self._places]

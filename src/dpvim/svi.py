@@ -41,6 +41,7 @@ from dpvim.infer import (
     run,
     run_many,
     select_batch,
+    with_public_shape,
 )
 from dpvim.models.bridge import BridgedModel, bridge
 from dpvim.models.data import ModelInput, is_constant, prepare
@@ -126,6 +127,7 @@ class DPSVI:
         # A first look at the names, before there are data that tell the dimension.
         make_variant(variant, FAMILIES[self._family_name](1, scale_transform))
         self._supply: Supply | None = None
+        self._updates = 0  # from whatever states
         self._signature: tuple[Any, ...] | None = None
         self._last_seen: tuple[list[Any], ModelInput] | None = None
 
@@ -155,16 +157,17 @@ class DPSVI:
         The same arrays given again are not read again.
         """
         inputs = self._read(args, kwargs)
-        if int(state.step) >= self.plan.num_steps:
+        if max(int(state.step), self._updates) >= self.plan.num_steps:
             raise BudgetExceededError(
-                f"the plan pays for {self.plan.num_steps} steps and all of them were taken. Make "
-                "a plan for more steps, or stop."
+                f"the plan pays for {self.plan.num_steps} steps and all of them were taken, from "
+                "this state or from others. Make a plan for more steps, or stop."
             )
         if self._supply is None:
             streams = SecretStreams(self.seed, start_step=int(state.step))
             self._supply = Supply(self._engine, inputs.num_rows, streams)
-        batches, noise = self._supply.draw(1, 1)
-        return self._one_step(state, inputs.records, batches.rows[0], batches.sizes[0], noise[0])
+        rows, noise = self._supply.draw(1, 1)
+        self._updates += 1
+        return self._one_step(state, inputs.records, rows[0], noise[0])
 
     def get_params(self, state: State) -> dict[str, Array]:
         """Parameters by NumPyro's names: ``auto_loc`` and ``auto_scale`` or
@@ -274,7 +277,7 @@ class DPSVI:
         return PrivacyStatement.of(
             self.plan,
             delta=delta,
-            steps_done=int(state.step),
+            steps_done=max(int(state.step), self._updates),
             released="all iterates of the variational parameters",
             for_testing=self.seed is not None,
         )
@@ -296,10 +299,10 @@ class DPSVI:
         self._signature = inputs.signature
 
     def _gather_and_step(
-        self, state: State, data: Any, rows: Array, size: Array, noise: Array
+        self, state: State, data: Any, rows: Array, noise: Array
     ) -> tuple[State, Info]:
         eta = eta_for(self._engine, state.key, state.step)
-        batch, is_padding = select_batch(data, rows, size)
+        batch, is_padding = select_batch(with_public_shape(data, self.plan), rows)
         return self._engine.step(state, eta, batch, is_padding, noise)
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInput:

@@ -71,6 +71,7 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
         per_site = jax.vmap(jax.grad(log_prob_of_sites), in_axes=(None, 0))
         return space.pull_back(latent, per_site(space.constrain(latent), batch))
 
+    _refuse_mixing(jax.make_jaxpr(gradients)(jnp.zeros(space.dim), one_row).jaxpr)
     problem = Problem(space.dim, Likelihood.from_gradients(log_prob, gradients), log_prior)
     if hasattr(model, "clipped_sum_for"):
         problem = _with_own_functions(problem, model, space, inputs)
@@ -93,6 +94,31 @@ def _with_own_functions(
 
         problem = problem._replace(likelihood=problem.likelihood._replace(clipped_sum=clipped_sum))
     return problem if own_prior is None else problem._replace(log_prior=own_prior)
+
+
+# Primitives whose value for one element of an array may depend on the others, and what they are.
+_MIXING = {"regularized_incomplete_beta": "the incomplete beta function"}
+
+
+def _refuse_mixing(program: Any) -> None:
+    """Refuse a model in which records of a batch would change each other's gradients.
+
+    JAX iterates some special functions until the slowest element of an array has converged, and
+    the others move on with it: by rounding errors, but privacy rests on there being none.
+    """
+    for equation in program.eqns:
+        if name := _MIXING.get(equation.primitive.name):
+            raise ModelError(
+                f"the model uses {name}, which JAX computes for all records of a batch together, "
+                "so that one record could change the gradients of others. Write the likelihood "
+                "without it (for a cumulative distribution function, with a sum or a table)."
+            )
+        for inner in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")
+        ):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                _refuse_mixing(inner)
 
 
 class _Runner:

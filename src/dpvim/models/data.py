@@ -69,7 +69,10 @@ def prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInput:
         model_args, model_kwargs = jax.tree.unflatten(structure, filled)
         return model(*model_args, **model_kwargs)
 
-    records = [jnp.asarray(array) for array in arrays.values()]
+    # A number too large for single precision becomes infinite, and its record counts for nothing:
+    # a warning would tell something about one record.
+    with np.errstate(over="ignore"):
+        records = [jnp.asarray(array) for array in arrays.values()]
     signature = (structure, constants, [(leaf.shape, leaf.dtype) for leaf in records])
     return ModelInput(records, num_rows, signature, call)
 

@@ -41,9 +41,10 @@ from jax.nn import log_sigmoid, sigmoid
 from jax.scipy.special import betaln, digamma
 from jaxtyping import Array, Float, Int
 
+from dpvim.mechanism import settled
 from dpvim.models.columns import CategoricalColumn, CountColumn, NormalColumn, Rows
 from dpvim.models.latent_space import LatentSpace
-from dpvim.models.structured import clamp, factors_of, matmul, scales_of, settled
+from dpvim.models.structured import clamp, factors_of, finite_or_nan, matmul, scales_of
 from dpvim.types import Latent, Mask
 
 if TYPE_CHECKING:
@@ -94,7 +95,10 @@ class MixtureSum:
         found = self._look_up(jnp.concatenate(tables, axis=1), codes, is_padding.size)
 
         # What is formed for each record: its norm and the sum must see the same numbers.
-        resp, rows, score = settled(lambda: self._per_record(found, raw, batch), is_padding)
+        def per_record() -> tuple[Array, dict[str, Array], _Score | None]:
+            return self._per_record(found, raw, batch)
+
+        resp, rows, score = settled(per_record, is_padding, jax.eval_shape(per_record))
 
         # Norms.
         squares = jnp.sum(jnp.maximum(resp, _SMALLEST) ** 2 * found[count : 2 * count], axis=0)
@@ -367,7 +371,7 @@ class _ResponsePart:
         noise_scale = jnp.exp(raw[self._noise_site]) if model.outcome.has_noise else None
         y = model.response_values(batch).astype(jnp.float32)
         score = model.outcome.score(predictor, noise_scale, y)
-        score = jax.tree.map(lambda a: clamp(jnp.where(jnp.isfinite(a), a, jnp.nan)), score)
+        score = jax.tree.map(finite_or_nan, score)
         if model.response_column.nullable:
             absent = batch.missing[model.response_column.name]
             score = jax.tree.map(lambda a: jnp.where(absent, 0.0, a), score)

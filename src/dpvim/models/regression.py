@@ -29,9 +29,9 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
 from dpvim import _validate
-from dpvim.mechanism import ClippedSum, exact_sum
+from dpvim.mechanism import ClippedSum, exact_sum, settled
 from dpvim.models.latent_space import LatentSpace
-from dpvim.models.structured import PRECISION, clamp, factors_of, scales_of, settled
+from dpvim.models.structured import PRECISION, clamp, factors_of, finite_or_nan, scales_of
 from dpvim.types import Latent, Mask, Record
 
 
@@ -145,7 +145,11 @@ class Regression:
         raw, scale = space.unpack(latent), space.unpack(scales)
         predictor = X @ raw["coefficients"] + raw.get("intercept", 0.0)
         noise = jnp.exp(raw["noise_scale"]) if self._outcome.has_noise else None
-        score = settled(lambda: self._outcome.score(predictor, noise, y), is_padding)
+
+        def make_score() -> Score:
+            return jax.tree.map(finite_or_nan, self._outcome.score(predictor, noise, y))
+
+        score = settled(make_score, is_padding, jax.eval_shape(make_score))
         # What a row is made of: groups of numbers that share a factor.
         finite = jnp.isfinite(X)
         groups = {"coefficients": jnp.where(finite, clamp(X * scale["coefficients"]), 0.0)}

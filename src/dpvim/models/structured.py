@@ -10,14 +10,13 @@ are formed in single precision, measured and added up as they are. The others ar
 ``number x table entry`` with one product for each coordinate, so that their squares are products
 of squares, and the norm is a sum of terms that are never negative. Neither has anything that could
 cancel, and `mechanism.Lattice` allows for what is left. It takes that norm and sum see the very
-same numbers: `settled` sees to it.
+same numbers: `mechanism.settled` sees to it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +25,6 @@ from jaxtyping import Array, Float
 from dpvim.mechanism import ClippedSum
 from dpvim.models.latent_space import LatentSpace
 from dpvim.types import LogPrior, Mask, Record
-
-Tree = TypeVar("Tree")
 
 # Numbers are clamped before they are squared, as in `mechanism`.
 LARGEST = 1e15
@@ -63,6 +60,11 @@ def clamp(numbers: Array) -> Array:
     return jnp.clip(numbers, -LARGEST, LARGEST)
 
 
+def finite_or_nan(numbers: Array) -> Array:
+    """Numbers within +-1e15, and NaN, which takes a record out, for infinite ones."""
+    return clamp(jnp.where(jnp.isfinite(numbers), numbers, jnp.nan))
+
+
 def matmul(a: Any, b: Array) -> Array:
     """a b in full precision, single or double as the operands are.
 
@@ -80,17 +82,3 @@ def factors_of(
     if math.isinf(bound):
         return usable.astype(jnp.float32)
     return jnp.where(usable, jnp.minimum(1.0, bound / jnp.where(usable, norms, 1.0)), 0.0)
-
-
-def settled(make: Callable[[], Tree], is_padding: Mask) -> Tree:
-    """The arrays that `make` returns, rounded once for whoever uses them.
-
-    A compiler may work out a number in two places, say for the norm and for the sum, and round
-    differently (with a fused multiply-add in one of them). Where numbers cancel the difference
-    knows no bound. What a loop returns is stored; this one runs once, which the compiler cannot
-    know.
-    """
-    shapes = jax.eval_shape(make)
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    once = 1 + jnp.sum(is_padding) // (is_padding.size + 1)
-    return jax.lax.fori_loop(0, once, lambda _, __: make(), nothing)

@@ -1,1 +1,1 @@
-"""Synthetic twins of a sensitive table."""
+"""Synthetic twins of sensitive tables."""

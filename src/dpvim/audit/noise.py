@@ -1,0 +1,122 @@
+"""Moments of the noise: cheap, and the sharpest test of scale and of reused or broadcast noise.
+
+Steps on empty batches release noise alone. Scale, correlation across coordinates, steps and fits,
+distinct values in the tail, and the lattice are looked at.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from scipy import stats
+
+from dpvim.audit.findings import Finding, chi_square, two_sided_normal
+from dpvim.audit.target import Seen, Target, make_player
+from dpvim.noise import RoundedGaussianNoise
+from dpvim.randomness import SecretStreams
+
+CHECK = "noise"
+_LAGS = (1, 2, 3)
+_TAIL = 4.0
+
+
+def noise_checks(target: Target, streams: list[SecretStreams], *, runs: int) -> list[Finding]:
+    """Questions to the noise of two fits."""
+    plan = target.plan
+    nothing = np.zeros((plan.num_steps, 2, target.engine.family.dim), np.float32)
+    play = make_player(target)
+    first, second = (play(nothing, num_runs=runs, streams=each) for each in streams[:2])
+    z = first.release.astype(float) / plan.noise_stddev
+    other = second.release.astype(float) / plan.noise_stddev
+    return [
+        _scale(z),
+        _mean(z),
+        _across_coordinates(z),
+        _across_steps(z),
+        _across_fits(z, other),
+        _purposes(streams[3]),
+        _tail(target, streams[2], draws=max(4_000_000, 100 * runs)),
+        _lattice(first, plan.noise_grid),
+    ]
+
+
+def _scale(z: np.ndarray) -> Finding:
+    ratio = float(np.sqrt(np.mean(z**2)))
+    observed = f"{ratio:.4f} of the declared standard deviation"
+    return Finding(CHECK, "scale", observed, chi_square(float(np.sum(z**2)), z.size))
+
+
+def _mean(z: np.ndarray) -> Finding:
+    statistic = float(z.mean() * np.sqrt(z.size))
+    return Finding(CHECK, "mean", f"{z.mean():+.4f} sd", float(two_sided_normal(statistic)))
+
+
+def _across_coordinates(z: np.ndarray) -> Finding:
+    flat = z.reshape(-1, z.shape[-1])
+    pairs = itertools.combinations(range(flat.shape[1]), 2)
+    looks = [_correlation(flat[:, i], flat[:, j], f"coordinates {i}, {j}") for i, j in pairs]
+    return Finding.strongest(CHECK, "correlation across coordinates", looks)
+
+
+def _across_steps(z: np.ndarray) -> Finding:
+    """Within runs, and on from one run to the next: the supply knows steps only."""
+    flat = z.reshape(-1, z.shape[-1])
+    looks = [
+        _correlation(flat[:-lag, i], flat[lag:, j], f"lag {lag}, coordinates {i}, {j}")
+        for lag in _LAGS
+        for i, j in itertools.product(range(flat.shape[1]), repeat=2)
+    ]
+    return Finding.strongest(CHECK, "correlation across steps", looks)
+
+
+def _across_fits(z: np.ndarray, other: np.ndarray) -> Finding:
+    flat, again = (a.reshape(-1, a.shape[-1]) for a in (z, other))
+    looks = [_correlation(flat[:, i], again[:, i], f"coordinate {i}") for i in range(flat.shape[1])]
+    return Finding.strongest(CHECK, "correlation across fits", looks)
+
+
+def _purposes(streams: SecretStreams) -> Finding:
+    """Batches and noise come from streams of their own."""
+    names = ("membership", "truncation", "places", "noise")
+    starts = [streams.generator(name).bytes(32) for name in names]
+    different = len(set(starts))
+    observed = f"{different} different streams for {len(names)} purposes"
+    return Finding.rule(CHECK, "a stream for each purpose", observed, holds=different == len(names))
+
+
+def _tail(target: Target, streams: SecretStreams, *, draws: int) -> Finding:
+    """Values beyond four standard deviations: as many as there should be, and all different.
+
+    A single-precision normal by inversion has some five hundred values there and ends at 5.42.
+    """
+    plan = target.plan
+    source = RoundedGaussianNoise(
+        streams, stddev=plan.noise_stddev, grid=plan.noise_grid, size=1000
+    )
+    noise = source.draw(draws // 1000).ravel()
+    in_units = plan.noise_stddev / plan.noise_grid
+    far = noise[np.abs(noise) > _TAIL * in_units]
+    share = 2 * stats.norm.sf(_TAIL)
+    number = stats.binomtest(len(far), noise.size, share).pvalue
+    # A grid of 2^24 points a standard deviation, and a tail of about 1/4 of one: pairs that meet
+    # by chance are Poisson with this mean.
+    repeated = len(far) - len(np.unique(far))
+    expected = len(far) ** 2 / 2 / (2 * in_units / _TAIL * 2)
+    twice = stats.poisson.sf(repeated - 1, expected) if repeated else 1.0
+    looks = [
+        (float(number), f"{len(far)} of {noise.size} beyond {_TAIL:g} sd"),
+        (float(twice), f"{repeated} of {len(far)} tail values seen before"),
+    ]
+    return Finding.strongest(CHECK, "tails", looks)
+
+
+def _lattice(seen: Seen, grid: float) -> Finding:
+    below = int(np.sum(seen.release.astype(float) % grid != 0))
+    observed = f"{below} of {seen.release.size} releases have bits below the grid"
+    return Finding.rule(CHECK, "noise lies on the lattice", observed, holds=below == 0)
+
+
+def _correlation(a: np.ndarray, b: np.ndarray, where: str) -> tuple[float, str]:
+    value = float(np.mean(a * b) / np.sqrt(np.mean(a**2) * np.mean(b**2) + 1e-300))
+    return float(two_sided_normal(value * np.sqrt(len(a)))), f"{value:+.4f} ({where})"

@@ -1,0 +1,27 @@
+"""The command line: ``dpvim`` and ``python -m dpvim``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dpvim.cli.audit_command import audit
+from dpvim.cli.common import version_wanted
+
+app = typer.Typer(
+    help="Differentially private variational inference.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,  # locals may hold records
+    rich_markup_mode="markdown",
+)
+app.command()(audit)
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=version_wanted, help="Show the version.")
+    ] = False,
+) -> None:
+    """Differentially private variational inference."""

@@ -1,0 +1,69 @@
+"""``dpvim audit``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from dpvim.audit.running import CHECKS, FULL_RUNS, QUICK_RUNS, run
+from dpvim.cli.common import FOUND, plain_errors, print_json
+from dpvim.types import Relation
+from dpvim.variants import VARIANTS
+
+VariantName = StrEnum("VariantName", {n: n for n in VARIANTS})  # type: ignore[misc]
+CheckName = StrEnum("CheckName", {n: n for n in CHECKS})  # type: ignore[misc]
+_ALIGNED = VariantName("aligned")
+
+
+def audit(
+    quick: Annotated[
+        bool, typer.Option("--quick", help=f"{QUICK_RUNS:,} runs a game: a minute.")
+    ] = False,
+    runs: Annotated[
+        int | None, typer.Option(help=f"Runs in each world of a game.  [default: {FULL_RUNS}]")
+    ] = None,
+    variant: Annotated[
+        VariantName, typer.Option(help="The gradient estimator to attack.")
+    ] = _ALIGNED,
+    relation: Annotated[
+        list[Relation] | None,
+        typer.Option(help="Neighbouring relations to test.  [default: zero_out, replace_one]"),
+    ] = None,
+    check: Annotated[
+        list[CheckName] | None, typer.Option(help="Only these groups of checks.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Repeat an audit.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as json.")] = False,
+) -> None:
+    """Attack the installed library: noise, clip, batches, distinguishing games, whole fits.
+
+    Ends with 0 if no attack succeeded and with 1 if one did. A sound library raises an alarm in
+    at most 0.5 % of audits.
+
+    Examples:
+
+    - `dpvim audit --quick`
+
+    - `dpvim audit --variant vanilla --json > audit.json`
+    """
+    if runs is None:
+        runs = QUICK_RUNS if quick else FULL_RUNS
+    elif quick:
+        raise typer.BadParameter("give --quick or --runs, not both.")
+    with plain_errors():
+        report = run(
+            runs=runs,
+            variant=variant.value,
+            relations=tuple(relation or (Relation.ZERO_OUT, Relation.REPLACE_ONE)),
+            checks=tuple(c.value for c in check) if check else CHECKS,
+            seed=seed,
+            progress=None,
+        )
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        typer.echo(str(report))
+    if not report.passed:
+        raise typer.Exit(FOUND)

@@ -1,0 +1,36 @@
+"""What the commands share: errors without tracebacks, json, the version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Any
+
+import typer
+
+# Exit codes: 0 done, 1 something was found or went wrong, 2 the command was misused.
+FOUND, MISUSED = 1, 2
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Errors in what was asked for end the command with a sentence, not a traceback."""
+    try:
+        yield
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(MISUSED) from error
+
+
+def print_json(content: dict[str, Any]) -> None:
+    """For scripts: one json document on standard output."""
+    typer.echo(json.dumps(content, indent=2))
+
+
+def version_wanted(wanted: bool) -> None:
+    """Print the version and stop."""
+    if wanted:
+        typer.echo(f"dpvim {metadata.version('dpvim')}")
+        raise typer.Exit

@@ -1,0 +1,307 @@
+"""The accountant over its whole range, against computations that share no code with it."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+from pathlib import Path
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from dpvim import accounting, cache
+from dpvim.types import Relation
+
+# 100 settings that fill the box of the tests, see benchmarks/accounting_reference.py.
+REFERENCE = Path(__file__).with_name("accounting_reference.csv")
+RANGES = {
+    "epsilon": (0.01, 100.0),
+    "delta": (1e-12, 1e-2),
+    "sampling_prob": (1e-5, 1.0),
+    "num_steps": (1, 10**7),
+}
+USUAL = {"sampling_prob": 0.02, "num_steps": 2_000, "num_examples": 1, "max_batch_size": 1}
+
+
+def reference_rows():
+    with REFERENCE.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [
+        {key: value if key == "relation" else float(value) for key, value in row.items()}
+        for row in rows
+    ]
+
+
+ROWS = reference_rows()
+
+
+def facts_of(row):
+    prob, steps = row["sampling_prob"], int(row["num_steps"])
+    return USUAL | {"sampling_prob": prob, "num_steps": steps}
+
+
+def cost(noise, *, delta=1e-6, relation="zero_out", **facts):
+    event = accounting.dp_event(noise_multiplier=noise, **(USUAL | facts))
+    return accounting.epsilon_of(event, delta=delta, relation=Relation(relation))
+
+
+def calibrated(*, epsilon=1.0, delta=1e-6, relation="zero_out", **facts):
+    return accounting.calibrate_noise(
+        epsilon=epsilon, delta=delta, relation=Relation(relation), **(USUAL | facts)
+    )
+
+
+def test_the_reference_fills_the_box():
+    assert len(ROWS) == 100
+    assert {row["relation"] for row in ROWS} == {relation.value for relation in Relation}
+    assert sum(not math.isnan(row["prv_low"]) for row in ROWS) >= 60
+    for row in ROWS:
+        # The reference values are good to 1e-5; prv-accountant brackets them.
+        assert not row["tight"] < row["prv_low"] * (1 - 1e-5)
+        assert not row["tight"] > row["prv_high"] * (1 + 1e-5)
+    for name, key in [("delta", "delta"), ("sampling_prob",) * 2, ("num_steps",) * 2]:
+        low, high = RANGES[name]
+        values = [row[key] for row in ROWS]
+        assert min(values) < 5 * low
+        assert max(values) > high / 5
+
+
+@pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
+def test_an_upper_bound_within_half_a_percent(row):
+    epsilon = cost(row["noise"], delta=row["delta"], relation=row["relation"], **facts_of(row))
+    assert not epsilon < row["prv_low"]
+    assert row["tight"] * (1 - 1e-5) <= epsilon <= row["tight"] * 1.005
+
+
+@pytest.mark.parametrize("row", ROWS[::6], ids=range(len(ROWS[::6])))
+def test_calibration_asks_for_half_a_percent_more_noise_at_most(row):
+    noise = calibrated(
+        epsilon=row["tight"], delta=row["delta"], relation=row["relation"], **facts_of(row)
+    )
+    assert row["noise"] * (1 - 1e-5) <= noise <= row["noise"] * 1.005
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row["relation"] != "replace_one"][::6])
+def test_never_above_the_bound_by_renyi_divergences(row):
+    rdp = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    gaussian = dp_accounting.GaussianDpEvent(row["noise"])
+    step = dp_accounting.PoissonSampledDpEvent(row["sampling_prob"], gaussian)
+    rdp.compose(step, int(row["num_steps"]))
+    epsilon = cost(row["noise"], delta=row["delta"], relation=row["relation"], **facts_of(row))
+    assert epsilon <= rdp.get_epsilon(row["delta"])
+
+
+@pytest.mark.parametrize("num_steps", [1, 10**7])
+@pytest.mark.parametrize("relation", list(Relation))
+def test_full_batches_are_the_gaussian_mechanism(relation, num_steps):
+    """Its delta has a closed form (Balle and Wang 2018)."""
+    sensitivity = 2.0 if relation is Relation.REPLACE_ONE else 1.0
+    for delta, scaled in itertools.product([1e-12, 1e-9, 1e-5, 1e-2], [0.15, 1.0, 8.0, 300.0]):
+        exact = dp_accounting.get_epsilon_gaussian(scaled, delta)
+        noise = scaled * sensitivity * math.sqrt(num_steps)
+        facts = {"sampling_prob": 1.0, "num_steps": num_steps}
+        epsilon = cost(noise, delta=delta, relation=relation, **facts)
+        assert exact - 1e-12 <= epsilon <= max(exact * 1.005, 5e-5)
+
+
+@pytest.mark.parametrize("relation", list(Relation))
+@pytest.mark.parametrize("cap", [24, 60])
+def test_truncation_costs_what_dp_accounting_says(cap, relation):
+    facts = {"sampling_prob": 0.01, "num_steps": 300, "num_examples": 2_000}
+    event = accounting.dp_event(noise_multiplier=1.5, max_batch_size=cap, **facts)
+    theirs = PLDAccountant(accounting_relation(relation), 3e-4)
+    theirs.compose(event)
+    ours = accounting.epsilon_of(event, delta=1e-5, relation=relation)
+    assert ours == pytest.approx(theirs.get_epsilon(1e-5), rel=3e-3)
+    plain = cost(1.5, delta=1e-5, relation=relation, **(facts | {"max_batch_size": 2_000}))
+    assert ours > plain * (1 + {24: 0.2, 60: -1e-3}[cap])
+
+
+def accounting_relation(relation):
+    names = dp_accounting.NeighboringRelation
+    return {
+        Relation.ZERO_OUT: names.REPLACE_SPECIAL,
+        Relation.ADD_OR_REMOVE: names.ADD_OR_REMOVE_ONE,
+        Relation.REPLACE_ONE: names.REPLACE_ONE,
+    }[relation]
+
+
+MONOTONE = [
+    {"noise": 1.2, "delta": 1e-6},
+    {"noise": 30.0, "delta": 1e-12, "sampling_prob": 0.3, "num_steps": 10**5},
+    {"noise": 0.7, "delta": 1e-9, "sampling_prob": 1e-4, "num_steps": 10**4},
+    {"noise": 2.0, "delta": 1e-3, "sampling_prob": 0.9, "num_steps": 20},
+]
+
+
+@pytest.mark.parametrize("setting", MONOTONE)
+@pytest.mark.parametrize("relation", list(Relation))
+@pytest.mark.parametrize("factor", [1.01, 1.1])
+def test_epsilon_is_monotone_in_each_argument(setting, relation, factor):
+    facts = {"relation": relation} | USUAL | setting
+    here = cost(**facts)
+    assert cost(**(facts | {"noise": facts["noise"] * factor})) < here
+    assert cost(**(facts | {"delta": facts["delta"] * factor**3})) < here
+    assert cost(**(facts | {"sampling_prob": min(1, facts["sampling_prob"] * factor)})) > here
+    assert cost(**(facts | {"num_steps": math.ceil(facts["num_steps"] * factor**2)})) > here
+
+
+@pytest.mark.parametrize("relation", list(Relation))
+def test_noise_is_monotone_in_each_argument(relation):
+    here = calibrated(relation=relation)
+    assert calibrated(relation=relation, epsilon=1.01) < here
+    assert calibrated(relation=relation, delta=1.1e-6) < here
+    assert calibrated(relation=relation, sampling_prob=0.0202) > here
+    assert calibrated(relation=relation, num_steps=2_040) > here
+
+
+@pytest.mark.parametrize("relation", list(Relation))
+@pytest.mark.parametrize("corner", list(itertools.product(*RANGES.values())), ids=str)
+def test_corners_of_the_box(corner, relation):
+    epsilon, delta, prob, num_steps = corner
+    budget = {"delta": delta, "relation": relation}
+    facts = {"sampling_prob": prob, "num_steps": num_steps}
+    if delta > prob * num_steps:
+        with pytest.raises(ValueError, match="in any batch at all"):
+            calibrated(epsilon=epsilon, **budget, **facts)
+        assert cost(1.0, **budget, **facts) == 0
+        return
+    noise = calibrated(epsilon=epsilon, **budget, **facts)
+    assert 0.99 * epsilon <= cost(noise, **budget, **facts) <= epsilon
+
+
+@pytest.mark.parametrize("relation", list(Relation))
+def test_far_outside_of_the_box(relation):
+    assert cost(1e9, relation=relation) == 0
+    assert cost(1e-3, relation=relation, num_steps=1) > 1e4
+    assert math.isfinite(cost(0.01, relation=relation, num_steps=10**8))
+
+
+def test_a_record_may_come_or_go():
+    """Neither direction is known to be the worse one in general: both are accounted for."""
+    step = accounting.dp_event(noise_multiplier=2.0, **USUAL).event
+    for relation in (Relation.ZERO_OUT, Relation.ADD_OR_REMOVE):
+        directions = accounting._directions(step, relation)
+        assert [[(d.p, d.r, d.shift) for d in one] for one in directions] == [
+            [(0.02, 0.0, 0.5)],
+            [(0.0, 0.02, 0.5)],
+        ]
+
+
+PAIRS = [(1e-5, 0.0), (0.0, 1e-5), (0.3, 0.0), (0.0, 0.3), (0.02, 0.02), (1.0, 0.0), (1.0, 1.0)]
+
+
+@pytest.mark.parametrize(("p", "r"), PAIRS)
+@pytest.mark.parametrize("shift", [1e-6, 0.1, 1.0, 3.0])
+def test_the_grid_keeps_both_masses_and_never_lowers_a_loss(p, r, shift):
+    pair = accounting._Pair(p, r, shift)
+    step = accounting._cut_to_pieces([pair], 1e-25)
+    assert step.lost < 1e-24
+    spread = math.sqrt(np.cov(step.mean, aweights=step.mass))
+    for width in (0.01 * spread, spread):
+        grid = accounting._grid(step, 1.0, width)
+        assert np.sum(grid.mass) == pytest.approx(1, abs=1e-14)
+        other_mass = np.sum(step.mass * np.exp(-step.mean))
+        assert np.sum(grid.mass * np.exp(-grid.loss)) == pytest.approx(other_mass, abs=1e-13)
+        for loss in np.linspace(-3, 3, 13) * spread:
+            exact = np.sum(step.mass * np.maximum(0, -np.expm1(loss - step.mean)))
+            grown = np.sum(grid.mass * np.maximum(0, -np.expm1(loss - grid.loss)))
+            assert exact * (1 - 1e-9) - 1e-16 <= grown
+
+
+@pytest.mark.parametrize("largest", [0.1, 0.97])
+@pytest.mark.parametrize("size", [40, 4])
+def test_composition_is_convolution_modulo_the_size(largest, size):
+    rest = np.random.default_rng(0).dirichlet(np.ones(9)) * (1 - largest)
+    weights = np.insert(rest, 6, largest)
+    index = np.arange(-4, 6)
+    masses, error = accounting._composed(index, weights, 3, size)
+    expected = np.zeros(size)
+    convolved = np.convolve(np.convolve(weights, weights), weights)
+    np.add.at(expected, (np.arange(len(convolved)) - 12) % size, convolved)
+    np.testing.assert_allclose(masses, expected, rtol=0, atol=3e-14)
+    assert 0 < error < 1e-14
+
+
+def test_a_second_answer_comes_from_disk(monkeypatch, tmp_path):
+    monkeypatch.setenv("DPVIM_CACHE", str(tmp_path / "new" / "folder"))
+    epsilon, noise = cost(3.0), calibrated()
+
+    def fail(*args, **kwargs):
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(accounting, "_epsilon", fail)
+    assert cost(3.0) == epsilon
+    assert calibrated() == noise
+    for change in ({"delta": 2e-6}, {"relation": "replace_one"}, {"num_steps": 2_001}):
+        with pytest.raises(AssertionError, match="computed again"):
+            cost(3.0, **change)
+        with pytest.raises(AssertionError, match="computed again"):
+            calibrated(**change)
+    with pytest.raises(AssertionError, match="computed again"):
+        calibrated(epsilon=2.0)
+
+
+def test_answers_of_other_versions_are_not_read(monkeypatch, tmp_path):
+    monkeypatch.setenv("DPVIM_CACHE", str(tmp_path))
+    cost(3.0)
+    monkeypatch.setattr(accounting, "_epsilon", lambda *args, **kwargs: 42.0)
+    assert cost(3.0) != 42.0
+    with monkeypatch.context() as other:
+        other.setattr(accounting, "_ALGORITHM", -1)
+        assert cost(3.0) == 42.0
+    monkeypatch.setattr(accounting.importlib.metadata, "version", lambda name: "other")
+    assert cost(3.0) == 42.0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"{}",
+        b'{"question": {}, "answer": 1.0}',
+        b'{"question": {"a": "b"}, "answer": -1.0}',
+        b'{"question": {"a": "b"}, "answer": NaN}',
+        b'{"question": {"a": "b"}, "answer": Infinity}',
+        b'{"question": {"a": "b"}, "answer": "1.0"}',
+    ],
+)
+def test_a_damaged_entry_is_computed_anew(monkeypatch, tmp_path, content):
+    monkeypatch.setenv("DPVIM_CACHE", str(tmp_path))
+    question = {"a": "b"}
+    assert cache.remember(question, lambda: 1.5) == 1.5
+    (entry,) = tmp_path.rglob("*.json")
+    assert cache.remember(question, lambda: 2.5) == 1.5
+    entry.write_bytes(content)
+    assert cache.remember(question, lambda: 2.5) == 2.5
+    assert cache.remember(question, lambda: 3.5) == 2.5
+    assert list(tmp_path.rglob("*.tmp")) == []
+
+
+@pytest.mark.parametrize("switch", ["", "off", "OFF"])
+def test_the_cache_can_be_switched_off(monkeypatch, tmp_path, switch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DPVIM_CACHE", switch)
+    assert cache.remember({"a": "b"}, lambda: 1.5) == 1.5
+    assert cache.remember({"a": "b"}, lambda: 2.5) == 2.5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_no_cache(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("DPVIM_CACHE", str(tmp_path / "file"))
+    assert cache.remember({"a": "b"}, lambda: 1.5) == 1.5
+    assert cache.remember({"a": "b"}, lambda: 2.5) == 2.5
+
+
+def test_the_usual_folder_is_the_users(monkeypatch, tmp_path):
+    monkeypatch.delenv("DPVIM_CACHE")
+    monkeypatch.setattr(cache.platformdirs, "user_cache_dir", lambda *a, **k: str(tmp_path))
+    assert cache.remember({"a": "b"}, lambda: 1.5) == 1.5
+    assert cache.remember({"a": "b"}, lambda: 2.5) == 1.5
