@@ -26,6 +26,11 @@ from dpvim.variants import VARIANTS
 
 if TYPE_CHECKING:
     from dpvim import audit
+    from dpvim.synthesis.analysis import analyze
+    from dpvim.synthesis.rubin import combine
+    from dpvim.synthesis.schema import Schema
+    from dpvim.synthesis.tables import read_table
+    from dpvim.synthesis.twin import Twin, TwinModel, synthesize
 
 __version__ = "0.1.0.dev0"
 
@@ -46,16 +51,36 @@ __all__ = [
     "PrivacyStatement",
     "PrivacyWarning",
     "Relation",
+    "Schema",
     "Trace",
+    "Twin",
+    "TwinModel",
+    "analyze",
     "audit",
+    "combine",
     "fit",
     "fit_nonprivate",
     "load",
+    "read_table",
+    "synthesize",
 ]
 
 
+# What few need is imported when it is asked for.
+_LATER = {
+    "Schema": "synthesis.schema",
+    "Twin": "synthesis.twin",
+    "TwinModel": "synthesis.twin",
+    "analyze": "synthesis.analysis",
+    "combine": "synthesis.rubin",
+    "read_table": "synthesis.tables",
+    "synthesize": "synthesis.twin",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """Modules that few need are imported when they are asked for."""
     if name == "audit":
         return importlib.import_module("dpvim.audit")
+    if name in _LATER:
+        return getattr(importlib.import_module(f"dpvim.{_LATER[name]}"), name)
     raise AttributeError(f"module 'dpvim' has no attribute {name!r}")

@@ -6,8 +6,12 @@ from typing import Annotated
 
 import typer
 
+from dpvim.cli.analyze_command import analyze
 from dpvim.cli.audit_command import audit
 from dpvim.cli.common import version_wanted
+from dpvim.cli.fit_command import fit
+from dpvim.cli.schema_commands import schema_app
+from dpvim.cli.twin_commands import plan, sample, synth
 
 app = typer.Typer(
     help="Differentially private variational inference.",
@@ -15,7 +19,9 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # locals may hold records
     rich_markup_mode="markdown",
 )
-app.command()(audit)
+app.add_typer(schema_app, name="schema")
+for command in (plan, synth, sample, analyze, fit, audit):
+    app.command()(command)
 
 
 @app.callback()

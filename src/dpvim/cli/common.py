@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -10,18 +11,29 @@ from typing import Any
 
 import typer
 
+from dpvim.synthesis.analysis import FailedFitsError
+
 # Exit codes: 0 done, 1 something was found or went wrong, 2 the command was misused.
 FOUND, MISUSED = 1, 2
 
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Errors in what was asked for end the command with a sentence, not a traceback."""
+    """Errors in what was asked for end the command with a sentence, not a traceback.
+
+    Warnings are sentences, too.
+    """
     try:
-        yield
-    except (ValueError, TypeError, FileNotFoundError) as error:
+        with warnings.catch_warnings():
+            warnings.showwarning = _say_warning
+            yield
+    except (ValueError, TypeError, OSError, FailedFitsError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(MISUSED) from error
+
+
+def _say_warning(message: Warning | str, *where: Any, **more: Any) -> None:
+    typer.echo(f"Warning: {message}", err=True)
 
 
 def print_json(content: dict[str, Any]) -> None:

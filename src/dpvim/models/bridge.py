@@ -26,7 +26,7 @@ from dpvim.estimator import Problem
 from dpvim.mechanism import Likelihood
 from dpvim.models.data import ModelInput
 from dpvim.models.latent_space import LatentSpace, Site, elementary
-from dpvim.types import Latent, ModelError, Record, Scalar
+from dpvim.types import Latent, Mask, ModelError, Record, Scalar
 
 Model = Callable[..., Any]
 
@@ -72,11 +72,28 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
         return space.pull_back(latent, per_site(space.constrain(latent), batch))
 
     _refuse_mixing(jax.make_jaxpr(gradients)(jnp.zeros(space.dim), one_row).jaxpr)
-    likelihood = Likelihood.from_gradients(log_prob, gradients)
+    problem = Problem(space.dim, Likelihood.from_gradients(log_prob, gradients), log_prior)
+    if hasattr(model, "clipped_sum_for"):
+        problem = _with_own_functions(problem, model, space, inputs)
     call = inputs.call
-    return BridgedModel(
-        space, Problem(space.dim, likelihood, log_prior), lambda model: call(model, one_row)
-    )
+    return BridgedModel(space, problem, lambda model: call(model, one_row))
+
+
+def _with_own_functions(
+    problem: Problem, model: Any, space: LatentSpace, inputs: ModelInput
+) -> Problem:
+    """With the clipped sum and the log prior that a `StructuredModel` brings."""
+    own_sum, own_prior = model.clipped_sum_for(space), model.log_prior_for(space)
+    if own_sum is not None:
+
+        def clipped_sum(
+            latent: Latent, weights: Array, batch: Record, is_padding: Mask, bound: float
+        ) -> Float[Array, " d"]:
+            arranged = inputs.call(model.batch_of, batch)
+            return own_sum(latent, weights, arranged, is_padding, bound)
+
+        problem = problem._replace(likelihood=problem.likelihood._replace(clipped_sum=clipped_sum))
+    return problem if own_prior is None else problem._replace(log_prior=own_prior)
 
 
 # Primitives whose value for one element of an array may depend on the others, and what they are.
@@ -266,10 +283,12 @@ class _Roles(NamedTuple):
 def _observed_roles(run: _Runner, space: LatentSpace, probes: list[_Probe]) -> _Roles:
     """Sort the observed sites, and refuse those that do not factorise over records."""
     found = _site_totals(run, space, probes)
-    latent = {site.name for site in space.sites}
-    for name in latent:
+    latent = {site.name: site for site in space.sites}
+    for name, site in latent.items():
         values = [np.append(t.by_row[name], t.whole[name]) for t in found]
-        if not np.allclose(values, values[0][0], rtol=1e-4, atol=1e-5, equal_nan=True):
+        # Every entry's constants may be rounded differently for one row and for several.
+        slack = 1e-5 * max(1, site.raw_size)
+        if not np.allclose(values, values[0][0], rtol=1e-4, atol=slack, equal_nan=True):
             raise ModelError(
                 f"site {name!r}: expected a prior that does not depend on the data, got one that "
                 "changes with them (or with their number). A prior read off the data is not "

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dpvim import _validate
 from dpvim.progress import wanted
-from dpvim.synthesis.glm import Outcome, failed
+from dpvim.synthesis.glm import Layout, Outcome, failed
 from dpvim.synthesis.glm_workers import fit_tables
 from dpvim.synthesis.rubin import Combined, combine
 
@@ -95,6 +95,7 @@ def analyze(
     family: str = "gaussian",
     num_rows: int | None = None,
     levels: Mapping[str, Sequence[Any]] | None = None,
+    missing: Sequence[str] | None = None,
     level: float = 0.95,
     progress: bool | None = None,
     workers: int | None = None,
@@ -114,7 +115,9 @@ def analyze(
             with its canonical link.
         num_rows: Rows of the original data, used where a variance comes out negative.
         levels: By column, the levels it can have. Without them a column of text has those that
-            a data set happens to hold, and the first one in order is the reference.
+            a data set happens to hold, and the first one in order is the reference. An outcome
+            with two levels counts as 0 and 1.
+        missing: Texts that stand for missing values in CSV files; default those pandas knows.
         level: Level of the intervals.
         progress: Whether to show a bar; unless told, if standard error is a terminal.
         workers: Number of processes. Unless told, one for each core if the data sets are large
@@ -146,7 +149,7 @@ def analyze(
             tables,
             formula,
             canonical,
-            _read_levels(levels),
+            Layout(levels=_read_levels(levels), missing=None if missing is None else list(missing)),
             workers=workers or _default_workers(tables),
             done=lambda: bar.advance(task),
         )

@@ -28,6 +28,15 @@ FAMILIES = {
 _MAX_ITERATIONS = 50
 
 
+class Layout(TypedDict):
+    """How to read the tables; a plain dictionary, since it travels between processes."""
+
+    levels: Mapping[str, Sequence[Any]]
+    """By column, the levels it can have."""
+    missing: Sequence[str] | None
+    """Texts that stand for missing values in CSV files; None for those that pandas knows."""
+
+
 class Outcome(TypedDict):
     """What became of one table; a plain dictionary, since it travels between processes."""
 
@@ -43,15 +52,13 @@ class FitError(Exception):
     """The model has no estimate on this table; the message says why."""
 
 
-def fit_table(
-    table: pd.DataFrame | str, formula: str, family: str, levels: Mapping[str, Sequence[Any]]
-) -> Outcome:
+def fit_table(table: pd.DataFrame | str, formula: str, family: str, layout: Layout) -> Outcome:
     """Fit a table, or the table in a file. Whatever goes wrong is an outcome, not an exception."""
     with warnings.catch_warnings():
         # What they say is found in the fit's attributes, which do not depend on filters.
         warnings.simplefilter("ignore")
         try:
-            return _fit(read_table(table), formula, family, levels)
+            return _fit(_read_table(table, layout), formula, family, layout["levels"])
         except FitError as error:
             return failed(str(error))
         except Exception as error:
@@ -66,11 +73,22 @@ def failed(reason: str) -> Outcome:
     )
 
 
-def read_table(table: pd.DataFrame | str) -> pd.DataFrame:
-    """The table itself, or the one in a CSV or Parquet file."""
+def _read_table(table: pd.DataFrame | str, layout: Layout) -> pd.DataFrame:
     if isinstance(table, pd.DataFrame):
         return table
-    return pd.read_parquet(table) if Path(table).suffix == ".parquet" else pd.read_csv(table)
+    if Path(table).suffix == ".parquet":
+        return pd.read_parquet(table)
+    # Levels such as 01 or NA are texts, whatever they look like.
+    texts = [
+        n for n, allowed in layout["levels"].items() if all(isinstance(a, str) for a in allowed)
+    ]
+    missing = layout["missing"]
+    return pd.read_csv(
+        table,
+        dtype=dict.fromkeys(texts, "string"),
+        na_values=missing,
+        keep_default_na=missing is None,
+    )
 
 
 def _fit(
@@ -78,7 +96,7 @@ def _fit(
 ) -> Outcome:
     y, X = patsy.dmatrices(
         formula,
-        _with_levels(table, levels),
+        _with_levels(table, levels, outcome=formula.split("~")[0].strip()),
         # Names in a formula mean the same in every process: columns, patsy's functions and numpy.
         eval_env=patsy.EvalEnvironment([{"np": np}]),
         return_type="dataframe",
@@ -102,8 +120,13 @@ def _fit(
     )
 
 
-def _with_levels(table: pd.DataFrame, levels: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
-    """The table with text as categories: the given levels, else those it holds, sorted."""
+def _with_levels(
+    table: pd.DataFrame, levels: Mapping[str, Sequence[Any]], *, outcome: str
+) -> pd.DataFrame:
+    """The table with text as categories: the given levels, else those it holds, sorted.
+
+    An outcome with two levels is 0 for the first and 1 for the second.
+    """
     columns = dict(table.items())
     for name, allowed in levels.items():
         if name not in columns:
@@ -112,9 +135,12 @@ def _with_levels(table: pd.DataFrame, levels: Mapping[str, Sequence[Any]]) -> pd
         if unknown:
             shown = ", ".join(sorted(map(repr, unknown))[:3])
             raise FitError(f"the column {name!r} holds {shown}, not among its levels")
-        columns[name] = pd.Series(
+        column = pd.Series(
             pd.Categorical(columns[name], categories=list(allowed)), index=table.index
         )
+        if name == outcome and len(allowed) == 2:
+            column = column.cat.codes.astype(float).where(column.notna())
+        columns[name] = column
     for name, column in columns.items():
         # patsy takes text row by row, categories at once.
         if name not in levels and pd.api.types.is_string_dtype(column.dtype):
@@ -173,13 +199,13 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing that a library prints may get between the answers
     requests = sys.stdin.buffer
-    formula, family, levels = pickle.load(requests)
+    formula, family, layout = pickle.load(requests)
     while True:
         try:
             table = pickle.load(requests)
         except EOFError:
             return
-        pickle.dump(fit_table(table, formula, family, levels), answers)
+        pickle.dump(fit_table(table, formula, family, layout), answers)
         answers.flush()
 
 

@@ -13,9 +13,8 @@ import pickle
 import queue
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pandas as pd
 
@@ -30,7 +29,7 @@ def fit_tables(
     tables: Sequence[pd.DataFrame | str],
     formula: str,
     family: str,
-    levels: Mapping[str, Sequence[Any]],
+    layout: glm.Layout,
     *,
     workers: int,
     done: Callable[[], None],
@@ -42,7 +41,7 @@ def fit_tables(
     if workers == 1:
         outcomes = []
         for table in tables:
-            outcomes.append(glm.fit_table(table, formula, family, levels))
+            outcomes.append(glm.fit_table(table, formula, family, layout))
             done()
         return outcomes
 
@@ -58,7 +57,7 @@ def fit_tables(
                 by_index[index] = worker.fit(tables[index])
                 done()
 
-    crew = [_Worker((formula, family, dict(levels))) for _ in range(min(workers, len(tables)))]
+    crew = [_Worker((formula, family, layout)) for _ in range(min(workers, len(tables)))]
     with ThreadPoolExecutor(len(crew)) as threads:
         try:
             list(threads.map(work, crew))
@@ -75,7 +74,7 @@ def fit_tables(
 class _Worker:
     """A process that fits tables, started when the first one comes."""
 
-    def __init__(self, model: tuple[str, str, dict[str, Sequence[Any]]]) -> None:
+    def __init__(self, model: tuple[str, str, glm.Layout]) -> None:
         self._model = model
         self._process: subprocess.Popen[bytes] | None = None
 

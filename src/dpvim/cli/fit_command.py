@@ -1,0 +1,135 @@
+"""``dpvim fit``: the private posterior of a regression or of the user's own model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpvim.cli.common import plain_errors, print_json
+from dpvim.cli.options import (
+    AsJson,
+    ClipNorm,
+    Delimiter,
+    Delta,
+    DryRun,
+    Encoding,
+    Epsilon,
+    LearningRate,
+    NewFolder,
+    NumExamples,
+    PrivateSeed,
+    RegressionKind,
+    RelationOption,
+    SamplingProb,
+    SchemaFile,
+    Steps,
+    Table,
+    Target,
+    command_line,
+)
+from dpvim.fitting import fit as fit_model
+from dpvim.synthesis.encoding import encode
+from dpvim.synthesis.folders import new_folder, write_json
+from dpvim.synthesis.model import TableRegression, own_model
+from dpvim.synthesis.schema import Schema
+from dpvim.synthesis.tables import read_table
+from dpvim.synthesis.twin import DEFAULT_CLIP_NORM, DEFAULT_LEARNING_RATE, default_delta
+from dpvim.types import Relation
+
+
+def fit(
+    table: Table,
+    schema: SchemaFile,
+    model: Annotated[
+        str,
+        typer.Option(help="logistic, poisson, linear, or a Python file with your own; it is run."),
+    ],
+    epsilon: Epsilon,
+    output: NewFolder,
+    target: Target = None,
+    delta: Delta = None,
+    clip_norm: ClipNorm = DEFAULT_CLIP_NORM,
+    learning_rate: LearningRate = DEFAULT_LEARNING_RATE,
+    sampling_prob: SamplingProb = None,
+    steps: Steps = None,
+    relation: RelationOption = Relation.ZERO_OUT,
+    num_examples: NumExamples = None,
+    level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.9,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    seed: PrivateSeed = None,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+) -> None:
+    """The posterior of a model of a table under differential privacy.
+
+    A regression takes all other columns as covariates: indicators of all levels but the first, and
+    numbers on the scale of their declared bounds (docs/schema.md).
+
+    Examples:
+
+    - `dpvim fit patients.csv --schema patients.toml --model poisson --target infected --epsilon 1
+      -o infected`
+
+    - `dpvim fit patients.csv --schema patients.toml --model my_model.py --epsilon 1 -o mine`
+    """
+    with plain_errors():
+        known = Schema.load(schema)
+        known.check_reviewed()
+        regression = _regression(known, model, target)
+        chosen: Any = own_model(model) if regression is None else regression.model
+        with new_folder(output) as folder:
+            frame = read_table(table, columns=known.names, delimiter=delimiter, encoding=encoding)
+            encoded = encode(frame, known)
+            data: tuple[Any, ...] = (encoded.values, encoded.missing)
+            if regression is not None:
+                data = regression.data(encoded)
+            if dry_run:
+                typer.echo(f"{table}: goes with {schema}. Nothing was spent or written.")
+                raise typer.Abort
+            public_rows = len(frame) if num_examples is None else num_examples
+            result = fit_model(
+                chosen,
+                *data,
+                epsilon=epsilon,
+                delta=default_delta(public_rows) if delta is None else delta,
+                clip_norm=clip_norm,
+                learning_rate=learning_rate,
+                sampling_prob=sampling_prob,
+                num_steps=steps,
+                num_examples=num_examples,
+                relation=relation,
+                seed=seed,
+            )
+            summary = result.posterior.summary(level)
+            if regression is not None:
+                labels = {f"coefficients[{i}]": name for i, name in enumerate(regression.names)}
+                summary = summary.rename(index=labels)
+            result.save(folder / "posterior.npz", not_for_release=seed is not None)
+            known.save(folder / "schema.toml")
+            summary.to_csv(folder / "summary.csv", index_label="parameter")
+            write_json(folder / "privacy.json", result.privacy.to_dict())
+            (folder / "command.txt").write_text(command_line() + "\n", encoding="utf-8")
+    if as_json:
+        rows = summary.reset_index(names="parameter").to_dict("records")
+        print_json({"privacy": result.privacy.to_dict(), "parameters": rows})
+    else:
+        typer.echo(summary.to_string())
+        typer.echo(f"\n{result.privacy}")
+
+
+def _regression(schema: Schema, model: str, target: str | None) -> TableRegression | None:
+    if Path(model).suffix == ".py":
+        if target is not None:
+            raise ValueError("--target: expected none with a model of your own, which has its own.")
+        return None
+    if model not in RegressionKind.__members__:
+        raise ValueError(
+            f"--model: expected logistic, poisson, linear or a file that ends in .py, got "
+            f"{model!r}."
+        )
+    if target is None:
+        raise ValueError(f"--target: expected the column that the {model} regression explains.")
+    return TableRegression(schema, kind=model, target=target)

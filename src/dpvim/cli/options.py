@@ -1,0 +1,75 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpvim.types import Relation
+
+
+class RegressionKind(StrEnum):
+    """Regressions of a column on the others."""
+
+    logistic = "logistic"
+    poisson = "poisson"
+    linear = "linear"
+
+
+class Format(StrEnum):
+    """File formats of synthetic tables."""
+
+    csv = "csv"
+    csv_gz = "csv.gz"
+    parquet = "parquet"
+
+
+Table = Annotated[Path, typer.Argument(help="CSV, TSV (also gzipped) or Parquet.")]
+Delimiter = Annotated[str | None, typer.Option(help="What separates fields of a CSV file.")]
+Encoding = Annotated[str | None, typer.Option(help="Of a CSV file.  [default: utf-8]")]
+SchemaFile = Annotated[Path, typer.Option("--schema", help="The table's schema (TOML).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print json, for scripts.")]
+NewFolder = Annotated[Path, typer.Option("--output", "-o", help="A new folder.")]
+TwinFolder = Annotated[Path, typer.Argument(help="A folder that synth made.")]
+OwnModel = Annotated[
+    Path | None, typer.Option("--model", help="A Python file with a model of your own; it is run.")
+]
+Epsilon = Annotated[float, typer.Option(help="The privacy budget.")]
+Delta = Annotated[float | None, typer.Option(help="[default: a tenth of 1 / rows]")]
+Target = Annotated[str | None, typer.Option(help="A column to be regressed on all others.")]
+TargetModel = Annotated[
+    RegressionKind | None, typer.Option(help="Its regression.  [default: by its kind]")
+]
+Components = Annotated[int, typer.Option(help="Number of mixture components.")]
+ClipNorm = Annotated[float, typer.Option(help="Largest norm of one record's gradient.")]
+LearningRate = Annotated[float, typer.Option(help="Of the optimiser, Adam.")]
+SamplingProb = Annotated[
+    float | None, typer.Option(help="Probability that a record is in a batch.  [default: by size]")
+]
+Steps = Annotated[int | None, typer.Option(help="Number of steps.  [default: 10000]")]
+Datasets = Annotated[int, typer.Option(help="Number of synthetic tables.")]
+RowsOut = Annotated[
+    int | None, typer.Option("--rows", help="Rows of each.  [default: as the original]")
+]
+TableFormat = Annotated[Format, typer.Option("--format", help="Of the synthetic tables.")]
+RelationOption = Annotated[Relation, typer.Option(help="Which data sets are neighbours.")]
+NumExamples = Annotated[
+    int | None, typer.Option(help="Public bound on the rows; with add_or_remove.")
+]
+PrivateSeed = Annotated[
+    int | None, typer.Option(help="For tests only: the result has no privacy guarantee.")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Check everything, the table too; spend and write nothing."),
+]
+
+
+def command_line() -> str:
+    """The command as it was typed, to repeat it."""
+    return shlex.join(["dpvim", *sys.argv[1:]])

@@ -1,0 +1,59 @@
+"""``dpvim schema draft`` and ``dpvim schema check``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpvim.cli.common import plain_errors
+from dpvim.cli.options import Delimiter, Encoding, Table
+from dpvim.synthesis.draft import draft as draft_schema
+from dpvim.synthesis.encoding import audit as fitness
+from dpvim.synthesis.schema import Schema
+from dpvim.synthesis.tables import read_table
+
+schema_app = typer.Typer(help="What is publicly known about a table.", no_args_is_help=True)
+
+
+@schema_app.command()
+def draft(
+    table: Table,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the draft.")],
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+) -> None:
+    """Guess a schema from a table, to be reviewed.
+
+    The draft is made by looking at the data, so it is as private as they are: replace what it
+    says by public knowledge and set `reviewed = true`, column by column.
+
+    Example: `dpvim schema draft patients.csv -o patients.toml`
+    """
+    with plain_errors():
+        if output.exists():
+            raise FileExistsError(f"{output}: exists already. Choose another name.")
+        text = draft_schema(read_table(table, delimiter=delimiter, encoding=encoding)).to_toml()
+        output.write_text(text, encoding="utf-8")
+    typer.echo(f"{output}: a draft. Review every column before it is used.")
+
+
+@schema_app.command()
+def check(
+    schema: Annotated[Path, typer.Argument(help="A schema (TOML).")],
+    table: Annotated[Path | None, typer.Argument(help="A table to try it on.")] = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+) -> None:
+    """Check a schema, and how a table goes with it: exact counts, for the holder's eyes only.
+
+    Example: `dpvim schema check patients.toml patients.csv`
+    """
+    with plain_errors():
+        known = Schema.load(schema)
+        typer.echo(f"{schema}: {len(known.columns)} columns, {len(known.unreviewed)} not reviewed.")
+        if table is not None:
+            frame = read_table(table, columns=known.names, delimiter=delimiter, encoding=encoding)
+            typer.echo("NOT FOR RELEASE: exact counts of values")
+            typer.echo(fitness(frame, known).to_string())

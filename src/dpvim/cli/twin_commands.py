@@ -1,0 +1,200 @@
+"""``dpvim plan``, ``synth`` and ``sample``: a synthetic twin of a table."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from dpvim.cli.common import plain_errors, print_json
+from dpvim.cli.options import (
+    AsJson,
+    ClipNorm,
+    Components,
+    Datasets,
+    Delimiter,
+    Delta,
+    DryRun,
+    Encoding,
+    Epsilon,
+    Format,
+    LearningRate,
+    NewFolder,
+    NumExamples,
+    OwnModel,
+    PrivateSeed,
+    RelationOption,
+    RowsOut,
+    SamplingProb,
+    SchemaFile,
+    Steps,
+    Table,
+    TableFormat,
+    Target,
+    TargetModel,
+    TwinFolder,
+    command_line,
+)
+from dpvim.plan import PrivacyPlan, default_sampling_prob, resolve_num_steps
+from dpvim.synthesis.encoding import encode
+from dpvim.synthesis.folders import new_folder
+from dpvim.synthesis.model import model_of, own_model
+from dpvim.synthesis.schema import Schema
+from dpvim.synthesis.tables import read_table
+from dpvim.synthesis.twin import (
+    DATA,
+    DEFAULT_CLIP_NORM,
+    DEFAULT_COMPONENTS,
+    DEFAULT_LEARNING_RATE,
+    Twin,
+    default_delta,
+    synthesize,
+)
+from dpvim.types import Relation
+
+
+def plan(
+    schema: SchemaFile,
+    rows: Annotated[int, typer.Option(help="Public number of rows.")],
+    epsilon: Epsilon,
+    delta: Delta = None,
+    target: Target = None,
+    target_model: TargetModel = None,
+    components: Components = DEFAULT_COMPONENTS,
+    clip_norm: ClipNorm = DEFAULT_CLIP_NORM,
+    sampling_prob: SamplingProb = None,
+    steps: Steps = None,
+    relation: RelationOption = Relation.ZERO_OUT,
+    as_json: AsJson = False,
+) -> None:
+    """What a synthesis would do and cost. Reads no data.
+
+    Example: `dpvim plan --schema patients.toml --rows 58261 --epsilon 1`
+    """
+    with plain_errors():
+        known = Schema.load(schema)
+        model = model_of(known, components=components, target=target, target_model=target_model)
+        prob = sampling_prob
+        if prob is None:
+            prob = default_sampling_prob(num_examples=rows, dim=model.dim)
+        spent_delta = default_delta(rows) if delta is None else delta
+        made = PrivacyPlan(
+            num_examples=rows,
+            sampling_prob=prob,
+            num_steps=resolve_num_steps(num_steps=steps, num_epochs=None, sampling_prob=prob),
+            clip_norm=clip_norm,
+            relation=relation,
+        ).calibrate(epsilon=epsilon, delta=spent_delta)
+    facts: dict[str, Any] = {
+        "columns": len(model.columns),
+        "not_reviewed": len(known.unreviewed),
+        "components": components,
+        "parameters": model.dim,
+        "rows": rows,
+        "sampling_prob": made.sampling_prob,
+        "expected_batch_size": round(made.expected_batch_size, 1),
+        "steps": made.num_steps,
+        "clip_norm": made.clip_norm,
+        "noise_multiplier": made.noise_multiplier,
+        "epsilon": epsilon,
+        "delta": spent_delta,
+        "relation": relation.value,
+    }
+    if as_json:
+        print_json(facts)
+        return
+    for name, value in facts.items():
+        shown = f"{value:.4g}" if isinstance(value, float) else value
+        typer.echo(f"{name.replace('_', ' '):<20} {shown}")
+
+
+def synth(
+    table: Table,
+    schema: SchemaFile,
+    epsilon: Epsilon,
+    output: NewFolder,
+    delta: Delta = None,
+    target: Target = None,
+    target_model: TargetModel = None,
+    components: Components = DEFAULT_COMPONENTS,
+    model: OwnModel = None,
+    datasets: Datasets = 100,
+    rows: RowsOut = None,
+    table_format: TableFormat = Format.csv,
+    clip_norm: ClipNorm = DEFAULT_CLIP_NORM,
+    learning_rate: LearningRate = DEFAULT_LEARNING_RATE,
+    sampling_prob: SamplingProb = None,
+    steps: Steps = None,
+    relation: RelationOption = Relation.ZERO_OUT,
+    num_examples: NumExamples = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    seed: PrivateSeed = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Learn a private model of a table and draw synthetic twins of it.
+
+    The folder holds the synthetic tables, the posterior, the schema, the privacy statement and the
+    command; nothing in it is private.
+
+    Examples:
+
+    - `dpvim synth patients.csv --schema patients.toml --epsilon 1 -o twin`
+
+    - `dpvim synth patients.csv --schema patients.toml --epsilon 1 --target infected
+      --target-model poisson --datasets 20 --format parquet -o twin`
+    """
+    settings: dict[str, Any] = {"target": target, "target_model": target_model}
+    with plain_errors():
+        known = Schema.load(schema)
+        known.check_reviewed()
+        if model is not None:
+            settings["model"] = own_model(model)
+        else:
+            settings["components"] = components
+            model_of(known, **settings)
+        with new_folder(output) as folder:
+            frame = read_table(table, columns=known.names, delimiter=delimiter, encoding=encoding)
+            if dry_run:
+                encode(frame, known)
+                typer.echo(f"{table}: goes with {schema}. Nothing was spent or written.")
+                raise typer.Abort
+            twin = synthesize(
+                frame,
+                known,
+                epsilon=epsilon,
+                delta=delta,
+                **settings,
+                clip_norm=clip_norm,
+                learning_rate=learning_rate,
+                sampling_prob=sampling_prob,
+                num_steps=steps,
+                num_examples=num_examples,
+                relation=relation,
+                seed=seed,
+            )
+            twin.write_into(folder, not_for_release=seed is not None)
+            (folder / "command.txt").write_text(command_line() + "\n", encoding="utf-8")
+        # From here on the budget is spent and its result is safe.
+        twin.write_datasets(output / DATA, datasets, rows, suffix=table_format.value)
+    typer.echo(str(twin.privacy))
+    typer.echo(f"\n{output}: {datasets} synthetic tables and the posterior they were drawn from.")
+
+
+def sample(
+    twin: TwinFolder,
+    output: NewFolder,
+    datasets: Datasets = 100,
+    rows: RowsOut = None,
+    table_format: TableFormat = Format.csv,
+    model: OwnModel = None,
+    seed: Annotated[int | None, typer.Option(help="Repeat a draw.")] = None,
+) -> None:
+    """Draw more synthetic tables from a twin. Needs no data and costs no privacy.
+
+    Example: `dpvim sample twin --datasets 20 --rows 1000 -o more`
+    """
+    with plain_errors():
+        source = Twin.load(twin, model=None if model is None else own_model(model))
+        source.write_datasets(output, datasets, rows, suffix=table_format.value, seed=seed)
+    typer.echo(f"{output}: {datasets} synthetic tables.")

@@ -1,0 +1,200 @@
+"""What a model needs to know about the columns of a table. All of it is public."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from dpvim import _validate
+
+# A value that is spread evenly between its bounds has variance 1/12 of the range's square.
+_UNIFORM_SPREAD = math.sqrt(12)
+# The largest number below 2^31 in single precision.
+_LARGEST_INTEGER = 2.0**31 - 128
+
+
+class CategoricalColumn(NamedTuple):
+    """Codes 0, ..., num_levels - 1. Two levels make it a Bernoulli."""
+
+    name: str
+    num_levels: int
+    nullable: bool = False
+
+    @property
+    def smallest(self) -> int:
+        return 0
+
+
+class CountColumn(NamedTuple):
+    r"""Counts from 0 to a public bound: Poisson, or negative binomial if overdispersed.
+
+    The logarithm of a component's mean is m + s u with u standard normal a priori. It has m =
+    log(upper) / 2 and s = max(1, log(upper) / 4): the middle of the range on the logarithmic
+    scale, with its ends two standard deviations away or closer. The site holds u, so that it
+    starts in the middle and is of order one whatever the bound.
+    """
+
+    name: str
+    upper: int
+    nullable: bool = False
+    overdispersed: bool = False
+
+    @property
+    def smallest(self) -> int:
+        return 0
+
+    @property
+    def log_rate_prior(self) -> tuple[float, float]:
+        """m and s."""
+        return math.log(self.upper) / 2, max(1.0, math.log(self.upper) / 4)
+
+    def rate(self, standard_log_rate: Array) -> Array:
+        loc, scale = self.log_rate_prior
+        return jnp.exp(loc + scale * standard_log_rate)
+
+    def standardised(self, values: Array) -> Array:
+        """On the logarithmic scale, as a feature of a response."""
+        return (jnp.log1p(values) / math.log1p(self.upper) - 0.5) * _UNIFORM_SPREAD
+
+
+class NormalColumn(NamedTuple):
+    """Numbers between public bounds; normal once standardised by the bounds.
+
+    Standardised means that a value spread evenly between the bounds has mean 0 and variance 1. A
+    component's mean has a standard normal prior, its scale a log-normal one. With `integral`
+    sampled values are rounded.
+    """
+
+    name: str
+    nullable: bool = False
+    lower: float = 0.0
+    upper: float = 1.0
+    integral: bool = False
+
+    @property
+    def smallest(self) -> float:
+        return self.lower
+
+    @property
+    def _range(self) -> float:
+        return float(self.upper - self.lower)
+
+    def standardised(self, values: Array) -> Array:
+        # In floating point from the start: differences of large integers do not fit 32 bits.
+        unit = (jnp.asarray(values, jnp.float32) - self.lower) / self._range
+        return (unit - 0.5) * _UNIFORM_SPREAD
+
+    def on_scale(self, standardised: Array) -> Array:
+        """The inverse of `standardised`, within the bounds."""
+        unit = standardised / _UNIFORM_SPREAD + 0.5
+        values = jnp.clip(self.lower + self._range * unit, self.lower, self.upper)
+        if not self.integral:
+            return values
+        # Integers beyond 2^24 are rounded in single precision, perhaps past the bounds.
+        whole = jnp.rint(jnp.clip(values, -_LARGEST_INTEGER, _LARGEST_INTEGER)).astype(jnp.int32)
+        return jnp.clip(whole, int(self.lower), int(self.upper))
+
+
+Column: TypeAlias = CategoricalColumn | CountColumn | NormalColumn
+
+
+class Response(NamedTuple):
+    """The column that is regressed on all others: its name and the kind of regression.
+
+    * ``logistic``: a column of two levels.
+    * ``poisson``: counts, or two levels as in the paper; drawn values are cut at the bound. The
+      mean is sqrt(upper) at a predictor of zero, so 1 for two levels.
+    * ``linear``: a normal column, on its standardised scale.
+    """
+
+    name: str
+    kind: str
+
+
+class Rows(NamedTuple):
+    """Columns by name, as the model takes them; a missing value is the column's smallest one."""
+
+    values: dict[str, Array]
+    missing: dict[str, Array]
+
+
+def feature_names(columns: Sequence[Column]) -> list[str]:
+    """Names of the columns of `features`.
+
+    >>> feature_names([CategoricalColumn("sex", 2), NormalColumn("age", nullable=True)])
+    ['sex=1', 'age', 'age missing']
+    """
+    names = []
+    for column in columns:
+        if isinstance(column, CategoricalColumn):
+            names += [f"{column.name}={code}" for code in range(1, column.num_levels)]
+        else:
+            names.append(column.name)
+        if column.nullable:
+            names.append(f"{column.name} missing")
+    return names
+
+
+def features(columns: Sequence[Column], rows: Rows) -> Float[Array, "rows features"]:
+    """What a response is regressed on.
+
+    Indicators of all levels but the first, numbers on their standardised scale, and for columns
+    with missing values an indicator of those, whose other features are zero.
+    """
+    blocks = []
+    for column in columns:
+        values = rows.values[column.name]
+        absent = rows.missing[column.name] if column.nullable else jnp.zeros(len(values), bool)
+        if isinstance(column, CategoricalColumn):
+            block = values[:, None] == jnp.arange(1, column.num_levels)
+        else:
+            block = column.standardised(values)[:, None]
+        blocks.append(jnp.where(absent[:, None], 0.0, block))
+        if column.nullable:
+            blocks.append(absent[:, None].astype(jnp.float32))
+    return jnp.concatenate(blocks, axis=1)
+
+
+def upper_count(column: Column) -> int:
+    """The largest code or count of a column."""
+    if isinstance(column, CategoricalColumn):
+        return column.num_levels - 1
+    return int(column.upper)
+
+
+def check_column(column: Column) -> None:
+    """Refuse a column that says nothing a model could be made from."""
+    if isinstance(column, CategoricalColumn):
+        ok, expected = column.num_levels >= 2, "at least 2 levels"
+    elif isinstance(column, CountColumn):
+        ok, expected = column.upper >= 1, "an upper bound of at least 1"
+    elif isinstance(column, NormalColumn):
+        ok, expected = column.lower < column.upper, "bounds with lower < upper"
+    else:
+        raise TypeError(
+            "columns: expected a CategoricalColumn, CountColumn or NormalColumn each, got "
+            f"{type(column).__name__}."
+        )
+    if not ok:
+        raise ValueError(f"column {column.name!r}: expected {expected}, got {column!r}.")
+
+
+def check_regression(column: Column, kind: str) -> None:
+    """Refuse a column that cannot be the response of a kind of regression."""
+    two_levels = isinstance(column, CategoricalColumn) and column.num_levels == 2
+    suits = {
+        "logistic": two_levels,
+        "poisson": two_levels or isinstance(column, CountColumn),
+        "linear": isinstance(column, NormalColumn),
+    }
+    _validate.one_of("response.kind", kind, suits)
+    if not suits[kind]:
+        able = [kind for kind, suited in suits.items() if suited] or ["no regression"]
+        raise ValueError(
+            f"response: expected a column that suits a {kind} regression, got {column!r}, which "
+            f"suits {' or '.join(able)}. Choose another kind or column."
+        )

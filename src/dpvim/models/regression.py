@@ -1,0 +1,186 @@
+r"""Regressions, ready to fit: logistic, Poisson and linear.
+
+>>> import numpy as np
+>>> import dpvim
+>>> rng = np.random.default_rng(0)
+>>> X = rng.normal(size=(5000, 2))
+>>> y = rng.random(5000) < 1 / (1 + np.exp(-X[:, 0]))
+>>> fit = dpvim.fit(logistic, X, y, epsilon=1.0, delta=1e-5, num_steps=300, learning_rate=0.05)
+>>> sorted(fit.posterior.mean)
+['coefficients', 'intercept']
+
+For a record with covariates x and predictor e = w'x the gradient is s x, with the score
+s = d log p(y | e) / de a number. So the norm is |s| |sqrt(w) x|, and the clipped sum is one of the
+rows that the data already are, each times a number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from jaxtyping import Array, Float
+
+from dpvim import _validate
+from dpvim.mechanism import ClippedSum, exact_sum, settled
+from dpvim.models.latent_space import LatentSpace
+from dpvim.models.structured import PRECISION, clamp, factors_of, finite_or_nan, scales_of
+from dpvim.types import Latent, Mask, Record
+
+
+class Score(NamedTuple):
+    """Derivatives of log p(y): by the predictor, and by the logarithm of the noise's scale."""
+
+    predictor: Float[Array, " batch"]
+    noise: Float[Array, " batch"] | None
+
+
+class Outcome(NamedTuple):
+    """How an outcome depends on its linear predictor.
+
+    Attributes:
+        distribution: ``(predictor, noise_scale) -> `` distribution of y.
+        score: ``(predictor, noise_scale, y) -> Score``.
+        has_noise: Whether there is an unknown noise scale.
+    """
+
+    distribution: Callable[[Array, Array | None], dist.Distribution]
+    score: Callable[[Array, Array | None, Array], Score]
+    has_noise: bool
+
+
+def _normal_score(predictor: Array, noise_scale: Any, y: Array) -> Score:
+    residual = (y - predictor) / noise_scale
+    return Score(residual / noise_scale, residual**2 - 1)
+
+
+OUTCOMES = {
+    "logistic": Outcome(
+        lambda predictor, _: dist.Bernoulli(logits=predictor),
+        lambda predictor, _, y: Score(y - jax.nn.sigmoid(predictor), None),
+        has_noise=False,
+    ),
+    "poisson": Outcome(
+        lambda predictor, _: dist.Poisson(jnp.exp(predictor)),
+        lambda predictor, _, y: Score(y - jnp.exp(predictor), None),
+        has_noise=False,
+    ),
+    "linear": Outcome(dist.Normal, _normal_score, has_noise=True),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Regression:
+    """A NumPyro model ``(X, y=None)`` of an outcome y given covariates X.
+
+    Args:
+        kind: "logistic" (y is 0 or 1), "poisson" (counts; the logarithm of the mean is linear) or
+            "linear" (normal noise of unknown scale, for which the prior is log-normal(0, 1)).
+        prior_scale: Standard deviation of the normal prior of the coefficients.
+        intercept: Whether there is an intercept; leave it out if X has a column of ones.
+        intercept_scale: Standard deviation of its normal prior; `prior_scale` if not given.
+
+    Without y the outcome is predicted, as NumPyro's Predictive has it.
+    """
+
+    kind: str
+    _: dataclasses.KW_ONLY
+    prior_scale: float = 1.0
+    intercept: bool = True
+    intercept_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        _validate.one_of("kind", self.kind, OUTCOMES)
+        _validate.positive("prior_scale", self.prior_scale)
+        if self.intercept_scale is not None:
+            _validate.positive("intercept_scale", self.intercept_scale)
+
+    def __call__(self, X: Any, y: Any = None) -> None:
+        prior = dist.Normal(0, self.prior_scale).expand([X.shape[1]]).to_event(1)
+        predictor = X @ numpyro.sample("coefficients", prior)
+        if self.intercept:
+            scale = self.intercept_scale or self.prior_scale
+            predictor = predictor + numpyro.sample("intercept", dist.Normal(0, scale))
+        noise = None
+        if self._outcome.has_noise:
+            noise = numpyro.sample("noise_scale", dist.LogNormal(0, 1))
+        with numpyro.plate("records", X.shape[0]):
+            numpyro.sample("y", self._outcome.distribution(predictor, noise), obs=y)
+
+    @property
+    def _outcome(self) -> Outcome:
+        return OUTCOMES[self.kind]
+
+    # -- the clipped sum ----------------------------------------------------------------------
+
+    def batch_of(self, X: Any, y: Any = None) -> Record:
+        """The arguments of the model, as the clipped sum takes them."""
+        return X, y
+
+    def clipped_sum_for(self, space: LatentSpace) -> ClippedSum:
+        """One product for each entry of X instead of a gradient for each record."""
+        return functools.partial(self._clipped_sum, space)
+
+    def log_prior_for(self, space: LatentSpace) -> None:
+        """Nothing to gain: the general one is a sum of squares."""
+
+    def _clipped_sum(
+        self,
+        space: LatentSpace,
+        latent: Latent,
+        weights: Float[Array, " d"],
+        batch: Record,
+        is_padding: Mask,
+        bound: float,
+    ) -> Float[Array, " d"]:
+        X, y = jnp.asarray(batch[0], jnp.float32), jnp.asarray(batch[1], jnp.float32)
+        scales = scales_of(weights)
+        raw, scale = space.unpack(latent), space.unpack(scales)
+        predictor = X @ raw["coefficients"] + raw.get("intercept", 0.0)
+        noise = jnp.exp(raw["noise_scale"]) if self._outcome.has_noise else None
+
+        def make_score() -> Score:
+            return jax.tree.map(finite_or_nan, self._outcome.score(predictor, noise, y))
+
+        score = settled(make_score, is_padding, jax.eval_shape(make_score))
+        # What a row is made of: groups of numbers that share a factor.
+        finite = jnp.isfinite(X)
+        groups = {"coefficients": jnp.where(finite, clamp(X * scale["coefficients"]), 0.0)}
+        squares = jnp.matmul(groups["coefficients"] ** 2, jnp.ones(X.shape[1]), precision=PRECISION)
+        if self.intercept:
+            groups["intercept"] = jnp.broadcast_to(clamp(scale["intercept"]), (len(X), 1))
+            squares = squares + groups["intercept"][:, 0] ** 2
+        norms = jnp.abs(score.predictor) * jnp.sqrt(squares)
+        numbers = dict.fromkeys(groups, score.predictor)
+        if score.noise is not None:
+            groups["noise_scale"] = jnp.broadcast_to(clamp(scale["noise_scale"]), (len(X), 1))
+            numbers["noise_scale"] = score.noise
+            norms = jnp.hypot(norms, jnp.abs(score.noise) * groups["noise_scale"][:, 0])
+        factors = factors_of(norms, is_padding | ~finite.all(axis=1), bound)
+        sums = {
+            name: _sum(jnp.where(factors > 0, factors * numbers[name], 0.0), rows, bound)
+            for name, rows in groups.items()
+        }
+        with jax.enable_x64(True):
+            total = space.pack(sums)
+            return jnp.where(scales > 0, total / jnp.where(scales > 0, scales, 1.0), 0.0)
+
+
+def _sum(
+    numbers: Float[Array, " batch"], rows: Float[Array, "batch m"], bound: float
+) -> Float[Array, " m"]:
+    if math.isinf(bound):
+        return jnp.matmul(numbers, rows, precision=PRECISION)
+    return exact_sum(numbers, rows, bound)
+
+
+logistic = Regression("logistic")
+poisson = Regression("poisson")
+linear = Regression("linear")

@@ -1,0 +1,84 @@
+"""What the structured clipped sums of the ready-made models share.
+
+A model may know a faster way to its clipped gradient sum than a gradient for each record. It says
+so with methods that `bridge` looks for: see `StructuredModel`.
+
+Privacy rests on such a sum as it does on the general one. What counts is the row that is in fact
+added up, not how close it is to a gradient: its weighted norm, times its factor, must stay below
+the bound. So a structured sum is written in two parts. Some coordinates of a row are numbers that
+are formed in single precision, measured and added up as they are. The others are products
+``number x table entry`` with one product for each coordinate, so that their squares are products
+of squares, and the norm is a sum of terms that are never negative. Neither has anything that could
+cancel, and `mechanism.Lattice` allows for what is left. It takes that norm and sum see the very
+same numbers: `mechanism.settled` sees to it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from dpvim.mechanism import ClippedSum
+from dpvim.models.latent_space import LatentSpace
+from dpvim.types import LogPrior, Mask, Record
+
+# Numbers are clamped before they are squared, as in `mechanism`.
+LARGEST = 1e15
+# Accelerators would otherwise round the operands of a norm to ten bits.
+PRECISION = jax.lax.Precision.HIGHEST
+
+
+class StructuredModel(Protocol):
+    """A NumPyro model with a clipped sum of its own."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def batch_of(self, *args: Any, **kwargs: Any) -> Record:
+        """The model's arguments in the form that the clipped sum takes."""
+        ...
+
+    def clipped_sum_for(self, space: LatentSpace) -> ClippedSum | None:
+        """The clipped sum for these sites; None if the general one is to be used."""
+        ...
+
+    def log_prior_for(self, space: LatentSpace) -> LogPrior | None:
+        """The log prior of the latent; None if the general one is to be used."""
+        ...
+
+
+def scales_of(weights: Float[Array, " d"]) -> Float[Array, " d"]:
+    """Square roots of the weights; zero, which takes a coordinate out, for those not finite."""
+    return jnp.sqrt(jnp.where(jnp.isfinite(weights), weights, 0.0))
+
+
+def clamp(numbers: Array) -> Array:
+    """Numbers within +-1e15; NaN stays NaN."""
+    return jnp.clip(numbers, -LARGEST, LARGEST)
+
+
+def finite_or_nan(numbers: Array) -> Array:
+    """Numbers within +-1e15, and NaN, which takes a record out, for infinite ones."""
+    return clamp(jnp.where(jnp.isfinite(numbers), numbers, jnp.nan))
+
+
+def matmul(a: Any, b: Array) -> Array:
+    """a b in full precision, single or double as the operands are.
+
+    `jax.numpy.matmul` would ask for the type of its result once more when it is vectorised, and
+    outside of `enable_x64` would be given a single one.
+    """
+    return jax.lax.dot_general(a, b, (((1,), (0,)), ((), ())), precision=PRECISION)
+
+
+def factors_of(
+    norms: Float[Array, " batch"], is_padding: Mask, bound: float
+) -> Float[Array, " batch"]:
+    """min(1, bound / norm) for the rows that count; zero for padding and rows not finite."""
+    usable = jnp.isfinite(norms) & ~is_padding
+    if math.isinf(bound):
+        return usable.astype(jnp.float32)
+    return jnp.where(usable, jnp.minimum(1.0, bound / jnp.where(usable, norms, 1.0)), 0.0)

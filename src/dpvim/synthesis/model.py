@@ -1,0 +1,146 @@
+"""From a schema to models of its table: a mixture, a regression, or the user's own."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from dpvim import _validate
+from dpvim.models.columns import (
+    CategoricalColumn,
+    Column,
+    CountColumn,
+    NormalColumn,
+    Response,
+    Rows,
+    check_regression,
+    feature_names,
+    features,
+)
+from dpvim.models.mixture import Mixture
+from dpvim.models.regression import Regression
+from dpvim.synthesis.encoding import EncodedTable
+from dpvim.synthesis.schema import AnyColumn, Count, Integer, Levelled, Schema
+from dpvim.types import ModelError
+
+# Standard deviation of an intercept's prior: rates of rare outcomes are e^-5 and less.
+_INTERCEPT_SCALE = 5.0
+
+
+def model_of(
+    schema: Schema,
+    *,
+    components: int,
+    target: str | None = None,
+    target_model: str | None = None,
+) -> Mixture:
+    """The mixture that a twin is drawn from.
+
+    Args:
+        schema: The table's columns.
+        components: Number of mixture components.
+        target: A column that is regressed on all others, if any.
+        target_model: ``logistic``, ``poisson`` or ``linear``; by default the one that suits the
+            target's kind.
+    """
+    response = None
+    if target is not None:
+        response = Response(target, _target_model(schema, target, target_model))
+    elif target_model is not None:
+        raise ValueError(
+            f"target_model: expected together with a target, got {target_model!r} alone. Name the "
+            "column to be regressed on the others, or leave it out."
+        )
+    return Mixture([_column(each) for each in schema.columns], components, response)
+
+
+class TableRegression:
+    """A regression of one column of a table on all others.
+
+    Attributes:
+        model: Takes what `data` returns.
+        names: Of the covariates, with the levels as the schema has them.
+    """
+
+    def __init__(self, schema: Schema, *, kind: str, target: str) -> None:
+        _validate.one_of("target", target, schema.names)
+        columns = {each.name: _column(each) for each in schema.columns}
+        self._target = columns.pop(target)
+        self._covariates = list(columns.values())
+        check_regression(self._target, kind)
+        if self._target.nullable:
+            raise ValueError(
+                f"target: expected a column without missing values, got {target!r}, which is "
+                "nullable. Declare it without, or use synth, which models them."
+            )
+        if not columns:
+            raise ValueError(f"schema: expected columns besides the target {target!r}, got none.")
+        self.model = Regression(kind, intercept_scale=_INTERCEPT_SCALE)
+        self.names = _with_levels(feature_names(self._covariates), schema)
+
+    def data(self, table: EncodedTable) -> tuple[Float[np.ndarray, "n m"], Float[np.ndarray, " n"]]:
+        """Covariates and outcome."""
+        values, missing = jax.tree.map(jnp.asarray, (table.values, table.missing))
+        covariates = features(self._covariates, Rows(values, missing))
+        outcome = values[self._target.name]
+        if isinstance(self._target, NormalColumn):
+            outcome = self._target.standardised(outcome)
+        return np.asarray(covariates), np.asarray(outcome, np.float32)
+
+
+def own_model(path: str | Path) -> Callable[..., Any]:
+    """The function `model` of a Python file. Runs the file."""
+    source = Path(path)
+    if not source.is_file():
+        raise FileNotFoundError(f"{source}: expected a Python file with a model, there is none.")
+    model = runpy.run_path(str(source)).get("model")
+    if not callable(model):
+        raise ModelError(
+            f"{source}: expected a function named model, model(values, missing, num_rows=None), "
+            "found none."
+        )
+    return model
+
+
+def _with_levels(names: list[str], schema: Schema) -> list[str]:
+    labels = {
+        f"{column.name}={code}": f"{column.name}={level}"
+        for column in schema.columns
+        if isinstance(column, Levelled)
+        for code, level in enumerate(column.levels)
+    }
+    return [labels.get(name, name) for name in names]
+
+
+def _column(column: AnyColumn) -> Column:
+    if isinstance(column, Levelled):
+        return CategoricalColumn(column.name, len(column.levels), column.nullable)
+    if isinstance(column, Count):
+        return CountColumn(column.name, int(column.upper), column.nullable, overdispersed=True)
+    if isinstance(column, Integer):
+        lower, upper = column.bounds
+        return NormalColumn(column.name, column.nullable, lower, upper, integral=True)
+    # Encoded tables have real numbers as places between the bounds.
+    return NormalColumn(column.name, column.nullable)
+
+
+def _target_model(schema: Schema, target: str, kind: str | None) -> str:
+    _validate.one_of("target", target, schema.names)
+    if kind is not None:
+        return kind
+    column = schema.column(target)
+    if isinstance(column, Levelled):
+        if len(column.levels) == 2:
+            return "logistic"
+        raise ValueError(
+            f"target: expected a binary, count, integer or real column, got {target!r} with "
+            f"{len(column.levels)} levels. Leave the target out: the mixture models such columns."
+        )
+    return "poisson" if isinstance(column, Count) else "linear"

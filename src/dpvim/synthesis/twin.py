@@ -1,0 +1,299 @@
+"""A synthetic twin of a table: fit once under differential privacy, sample for ever after."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import numpy as np
+import pandas as pd
+
+import dpvim.result
+from dpvim import _validate
+from dpvim.fitting import fit as fit_model
+from dpvim.models.drawing import draw_rows
+from dpvim.models.mixture import Mixture
+from dpvim.progress import ProgressBar, wanted
+from dpvim.randomness import fresh_key
+from dpvim.result import Fit
+from dpvim.saving import FileError
+from dpvim.statement import NoPrivacy, PrivacyStatement
+from dpvim.synthesis.encoding import EncodedTable, decode, encode
+from dpvim.synthesis.folders import new_folder, write_json
+from dpvim.synthesis.model import model_of
+from dpvim.synthesis.schema import Schema
+from dpvim.synthesis.tables import write_table
+
+_FORMAT, _VERSION = "dpvim twin", 1
+_FIT, _SCHEMA, _PRIVACY, _ABOUT = "posterior.npz", "schema.toml", "privacy.json", "twin.json"
+DATA = "data"
+DEFAULT_COMPONENTS = 10
+DEFAULT_CLIP_NORM = 2.0
+DEFAULT_LEARNING_RATE = 1e-2
+# Tables are drawn in pieces of so many rows, which bounds the memory they take.
+_PIECE_ROWS = 250_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Twin:
+    """A fitted model of a table. Nothing in it is private.
+
+    Attributes:
+        schema: The table's columns.
+        fit: The fit of the model, with its privacy statement.
+        model: Draws rows when it is called with ``num_rows``.
+        num_rows: Public number of rows of the original.
+    """
+
+    schema: Schema
+    fit: Fit
+    model: Callable[..., Any]
+    num_rows: int
+
+    @property
+    def privacy(self) -> PrivacyStatement | NoPrivacy:
+        """The guarantee that holds for the twin and for everything drawn from it."""
+        return self.fit.privacy
+
+    def sample(self, num_rows: int | None = None, *, seed: int | None = None) -> pd.DataFrame:
+        """One synthetic table, from one draw of the posterior."""
+        return next(self.datasets(1, num_rows, seed=seed))
+
+    def datasets(
+        self, count: int, num_rows: int | None = None, *, seed: int | None = None
+    ) -> Iterator[pd.DataFrame]:
+        """Synthetic tables, each from a draw of the posterior of its own.
+
+        That is what the combining rules need: the spread between the tables is the uncertainty of
+        the model, with the noise of differential privacy in it.
+
+        Args:
+            count: How many tables.
+            num_rows: Rows of each; default as many as the original had.
+            seed: Repeats the draw. It takes nothing away from the privacy of the fit.
+        """
+        for pieces in self._tables(count, num_rows, seed):
+            yield pd.concat(pieces, ignore_index=True)
+
+    def write_datasets(
+        self,
+        folder: str | Path,
+        count: int,
+        num_rows: int | None = None,
+        *,
+        suffix: str = "csv",
+        seed: int | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        """Write synthetic-001.csv, ... to a new folder, which appears when it is complete."""
+        width = max(3, len(str(count)))
+        bar = ProgressBar(count, show=wanted(progress), label="sampling", unit="tables")
+        with new_folder(folder) as partial, bar:
+            for number, pieces in enumerate(self._tables(count, num_rows, seed), start=1):
+                path = partial / f"synthetic-{number:0{width}}.{suffix}"
+                write_table(pieces, path, missing=self.schema.missing[0])
+                bar.advance(1)
+
+    def _tables(
+        self, count: int, num_rows: int | None, seed: int | None
+    ) -> Iterator[Iterator[pd.DataFrame]]:
+        """For each table its pieces."""
+        count = _validate.positive_int("count", count)
+        rows = self.num_rows if num_rows is None else _validate.positive_int("num_rows", num_rows)
+        key = fresh_key() if seed is None else jax.random.key(seed)
+        key_draws, key_rows = jax.random.split(key)
+        draws = self.fit.posterior.sample(count, seed=int(jax.random.bits(key_draws) >> 1))
+        for i in range(count):
+            draw = {name: values[i] for name, values in draws.items()}
+            yield self._pieces(jax.random.fold_in(key_rows, i), draw, rows)
+
+    def _pieces(self, key: Any, draw: dict[str, Any], num_rows: int) -> Iterator[pd.DataFrame]:
+        for i, first in enumerate(range(0, num_rows, _PIECE_ROWS)):
+            size = min(_PIECE_ROWS, num_rows - first)
+            rows = draw_rows(self.model, jax.random.fold_in(key, i), draw, size)
+            values, missing = jax.tree.map(np.asarray, tuple(rows))
+            yield decode(EncodedTable(values, missing), self.schema)
+
+    # -- files --------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path, *, not_for_release: bool = False) -> None:
+        """Write the twin to a new folder, complete or not at all."""
+        with new_folder(folder) as partial:
+            self.write_into(partial, not_for_release=not_for_release)
+
+    def write_into(self, folder: Path, *, not_for_release: bool = False) -> None:
+        """Write the twin's files into a folder that exists."""
+        self.fit.save(folder / _FIT, not_for_release=not_for_release)
+        self.schema.save(folder / _SCHEMA)
+        write_json(folder / _PRIVACY, self.privacy.to_dict())
+        about = {"format": _FORMAT, "version": _VERSION, "num_rows": self.num_rows}
+        write_json(folder / _ABOUT, {**about, "model": _recipe(self.model, self.schema)})
+
+    @classmethod
+    def load(cls, folder: str | Path, *, model: Callable[..., Any] | None = None) -> Self:
+        """A twin that was saved; it needs no data to sample more.
+
+        Args:
+            folder: Made by `save` or by ``dpvim synth``.
+            model: The model, if the twin was made with the user's own: no code is loaded.
+        """
+        source = Path(folder)
+        about_file = source / _ABOUT
+        if not about_file.is_file():
+            raise FileNotFoundError(
+                f"{source}: expected a folder with a twin, made by synth or Twin.save; found no "
+                f"{_ABOUT} in it."
+            )
+        try:
+            about = json.loads(about_file.read_text(encoding="utf-8"))
+            if about["format"] != _FORMAT or about["version"] > _VERSION:
+                raise FileError(
+                    f"{about_file}: expected a twin of version {_VERSION} at most. Install a newer "
+                    "dpvim."
+                )
+            recipe, num_rows = about["model"], _validate.positive_int("num_rows", about["num_rows"])
+            schema = Schema.load(source / _SCHEMA)
+            if recipe is not None:
+                model = model_of(schema, **recipe)
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise FileError(f"{about_file}: damaged ({error}).") from error
+        if model is None:
+            raise ValueError(
+                f"{source}: expected the model that this twin was made with, got none. It is the "
+                "user's own and is not part of the folder."
+            )
+        return cls(schema, dpvim.result.load(source / _FIT), model, num_rows)
+
+
+def synthesize(
+    frame: pd.DataFrame,
+    schema: Schema,
+    *,
+    epsilon: float,
+    delta: float | None = None,
+    target: str | None = None,
+    target_model: str | None = None,
+    components: int = DEFAULT_COMPONENTS,
+    model: Callable[..., Any] | None = None,
+    clip_norm: float = DEFAULT_CLIP_NORM,
+    learning_rate: float = DEFAULT_LEARNING_RATE,
+    num_examples: int | None = None,
+    **fit_options: Any,
+) -> Twin:
+    """Learn a model of a sensitive table under (epsilon, delta)-differential privacy.
+
+    Args:
+        frame: The table; one row for each person.
+        schema: What is publicly known about its columns; every entry must be reviewed.
+        epsilon: The budget.
+        delta: Default: a tenth of one over the number of rows.
+        target: A column to be regressed on all others.
+        target_model: ``logistic``, ``poisson`` or ``linear``; default by the target's kind.
+        components: Number of mixture components.
+        model: A NumPyro model of your own instead of the mixture: called with the columns' values
+            and where they are missing (dicts of arrays, as `dpvim.synthesis.encoding.encode`
+            returns them) it observes them; called with ``num_rows=`` it returns drawn columns.
+        clip_norm, learning_rate, num_examples, fit_options: As in `dpvim.fit`.
+
+    Returns:
+        A `Twin`: ``twin.sample()``, ``twin.datasets(100)``, ``twin.save("twin")``.
+    """
+    schema.check_reviewed()
+    if model is None:
+        model = model_of(schema, components=components, target=target, target_model=target_model)
+    elif target is not None or target_model is not None:
+        raise ValueError("target: expected none with a model of your own, which has its own.")
+    _check_fit_options(fit_options)
+    public_rows = len(frame) if num_examples is None else num_examples
+    table = encode(frame, schema)
+    result = fit_model(
+        model,
+        table.values,
+        table.missing,
+        epsilon=epsilon,
+        delta=default_delta(public_rows) if delta is None else delta,
+        clip_norm=clip_norm,
+        learning_rate=learning_rate,
+        num_examples=num_examples,
+        **fit_options,
+    )
+    return Twin(schema, result, model, public_rows)
+
+
+class TwinModel:
+    """`synthesize` in the manner of scikit-learn.
+
+    >>> model = TwinModel("schema", epsilon=1.0, target="infected")
+    >>> model.get_params()["epsilon"]
+    1.0
+
+    Then ``model.fit(frame).sample(1000)``; the twin is ``model.twin_``.
+
+    Args:
+        schema, epsilon, options: As in `synthesize`.
+    """
+
+    def __init__(self, schema: Schema, *, epsilon: float, **options: Any) -> None:
+        self.set_params(schema=schema, epsilon=epsilon, **options)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The settings; `deep` is there for scikit-learn."""
+        return dict(self._params)
+
+    def set_params(self, **params: Any) -> Self:
+        """Change settings; they hold from the next `fit` on."""
+        known = [*inspect.signature(synthesize).parameters][1:-1] + _fit_options()
+        for name in params:
+            _validate.one_of("option", name, known)
+        self._params = {**getattr(self, "_params", {}), **params}
+        return self
+
+    def fit(self, frame: pd.DataFrame, y: None = None) -> Self:
+        """Fit the model under differential privacy; `y` is there for scikit-learn."""
+        self.twin_ = synthesize(frame, **self._params)
+        return self
+
+    def sample(self, num_rows: int | None = None, *, seed: int | None = None) -> pd.DataFrame:
+        """One synthetic table, from one draw of the posterior."""
+        if not hasattr(self, "twin_"):
+            raise ValueError("expected a model that was fitted, got one that was not: call fit.")
+        return self.twin_.sample(num_rows, seed=seed)
+
+
+def default_delta(num_rows: int) -> float:
+    """A tenth of 1/N: at delta = 1/N a mechanism may publish a record outright."""
+    return 0.1 / num_rows
+
+
+def _recipe(model: Callable[..., Any], schema: Schema) -> dict[str, Any] | None:
+    """What `model_of` makes the model from; None for the user's own."""
+    if not isinstance(model, Mixture):
+        return None
+    name, kind = model.response or (None, None)
+    recipe: dict[str, Any] = {
+        "components": model.num_components,
+        "target": name,
+        "target_model": kind,
+    }
+    return recipe if model_of(schema, **recipe) == model else None
+
+
+def _fit_options() -> list[str]:
+    """Options of `dpvim.fit` that `synthesize` hands on."""
+    own = inspect.signature(synthesize).parameters
+    return [
+        name
+        for name, parameter in inspect.signature(fit_model).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and name not in {*own, "noise_multiplier"}
+    ]
+
+
+def _check_fit_options(options: dict[str, Any]) -> None:
+    # Otherwise they would be taken for arguments of the model.
+    for name in options:
+        _validate.one_of("option", name, _fit_options())
