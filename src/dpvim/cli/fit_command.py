@@ -88,7 +88,7 @@ def fit(
                 data = regression.data(encoded)
             if dry_run:
                 typer.echo(f"{table}: goes with {schema}. Nothing was spent or written.")
-                raise typer.Abort
+                raise typer.Exit
             public_rows = len(frame) if num_examples is None else num_examples
             result = fit_model(
                 chosen,

@@ -158,7 +158,7 @@ def synth(
             if dry_run:
                 encode(frame, known)
                 typer.echo(f"{table}: goes with {schema}. Nothing was spent or written.")
-                raise typer.Abort
+                raise typer.Exit
             twin = synthesize(
                 frame,
                 known,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from dpvim import _validate
@@ -139,18 +140,27 @@ def feature_names(columns: Sequence[Column]) -> list[str]:
     return names
 
 
+def level_features(num_levels: int) -> Float[np.ndarray, "levels features"]:
+    """Features of each level of a column; see `features`."""
+    return np.eye(num_levels, dtype=np.float32)[:, 1:] - np.float32(1 / num_levels)
+
+
 def features(columns: Sequence[Column], rows: Rows) -> Float[Array, "rows features"]:
     """What a response is regressed on.
 
-    Indicators of all levels but the first, numbers on their standardised scale, and for columns
-    with missing values an indicator of those, whose other features are zero.
+    Indicators of all levels but the first, less their mean if levels were equally frequent; numbers
+    on their standardised scale; and for columns with missing values an indicator of those, whose
+    other features are zero. Coefficients of levels are differences from the first one, as usual.
+    Centred features only change what the intercept stands for, and keep it apart from the others:
+    optimisers are slow where many parameters must move together.
     """
     blocks = []
     for column in columns:
         values = rows.values[column.name]
         absent = rows.missing[column.name] if column.nullable else jnp.zeros(len(values), bool)
         if isinstance(column, CategoricalColumn):
-            block = values[:, None] == jnp.arange(1, column.num_levels)
+            codes = level_features(column.num_levels)
+            block = jnp.take(codes, values, axis=0, mode="fill", fill_value=0.0)
         else:
             block = column.standardised(values)[:, None]
         blocks.append(jnp.where(absent[:, None], 0.0, block))

@@ -80,6 +80,7 @@ class Mixture:
         response: A column to be regressed on the others, with an intercept and indicators of all
             levels but the first; a value that may be missing has an indicator of its own.
         prior_scale: Standard deviation of the normal prior of the response's coefficients.
+        intercept_scale: The same for its intercept: rates of rare outcomes are e^-5 and less.
 
     The model takes the values of all columns by name, and for nullable columns where they are
     missing. Given ``num_rows`` instead it draws that many rows and returns them.
@@ -89,11 +90,13 @@ class Mixture:
     num_components: int
     response: Response | None = None
     prior_scale: float = 1.0
+    intercept_scale: float = 5.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
         _validate.positive_int("num_components", self.num_components)
         _validate.positive("prior_scale", self.prior_scale)
+        _validate.positive("intercept_scale", self.intercept_scale)
         for column in self.columns:
             check_column(column)
         names = [column.name for column in self.columns]
@@ -182,8 +185,9 @@ class Mixture:
         for column in self.nullable:
             priors[f"{column.name}.missing_prob"] = each(dist.Beta(1, 1))
         if self.response is not None:
-            prior = dist.Normal(0, self.prior_scale).expand([len(self.feature_names)]).to_event(1)
-            priors[f"{self.response.name}.coefficients"] = prior
+            scales = jnp.full(len(self.feature_names), self.prior_scale)
+            scales = scales.at[0].set(self.intercept_scale)
+            priors[f"{self.response.name}.coefficients"] = dist.Normal(0, scales).to_event(1)
             if self.outcome.has_noise:
                 priors[f"{self.response.name}.noise_scale"] = dist.LogNormal(*_LOG_SCALE_PRIOR)
         return priors

@@ -13,7 +13,7 @@ weighted squared norms, the sum of the clipped records is a table of :math:`\sum
 each level, and the Jacobian is applied once to that table. Missing values are levels of a column
 of their own (missing or present). What depends on numbers rather than levels (counts, normals,
 weights of the components) is formed for each record, K numbers for each parameter. The response's
-gradient is a number for each record, the score, times features, most of them indicators.
+gradient is a number for each record, the score, times features, most of which a level determines.
 
 Why no record exceeds the bound. Let a record's row be what is in fact added up for it, divided by
 its factor f. Its coordinates are (a) numbers held in single precision, (b) products of one
@@ -42,7 +42,13 @@ from jax.scipy.special import betaln, digamma
 from jaxtyping import Array, Float, Int
 
 from dpvim.mechanism import settled
-from dpvim.models.columns import CategoricalColumn, CountColumn, NormalColumn, Rows
+from dpvim.models.columns import (
+    CategoricalColumn,
+    CountColumn,
+    NormalColumn,
+    Rows,
+    level_features,
+)
 from dpvim.models.latent_space import LatentSpace
 from dpvim.models.structured import clamp, factors_of, finite_or_nan, matmul, scales_of
 from dpvim.types import Latent, Mask
@@ -346,23 +352,18 @@ class _ResponsePart:
 
     def __init__(self, model: Mixture, blocks: list[_Block]) -> None:
         self._model = model
-        names = model.feature_names
         self._site = f"{model.response_column.name}.coefficients"
         self._noise_site = f"{model.response_column.name}.noise_scale"
         self._numeric = [c for c in model.predictors if not isinstance(c, CategoricalColumn)]
+        self._of_levels = _features_of_levels(blocks, model.feature_names)
         numeric = ["intercept", *(column.name for column in self._numeric)]
-        levels = [name for block in blocks for name in _level_features(block)]
-        # For each level (and then each number) its coefficient; those without one point behind
-        # the last.
-        self._of_levels = np.array([_index(names, name) for name in levels], int)
-        self._of_numbers = np.array([_index(names, name) for name in numeric], int)
-        self._sources = np.array([[*levels, *numeric].index(name) for name in names], int)
+        self._of_numbers = np.array([model.feature_names.index(name) for name in numeric], int)
 
     def tables(self, raw: dict[str, Array], scale: dict[str, Array]) -> Float[Array, "levels 2"]:
-        """For each level its coefficient and the squared scale of that."""
-        padded = jnp.stack([jnp.append(a[self._site], 0.0) for a in (raw, scale)], axis=1)
-        chosen = padded[self._of_levels]
-        return jnp.stack([chosen[:, 0], chosen[:, 1] ** 2], axis=1)
+        """For each level its share of the predictor, and its features' squared weighted norm."""
+        shares = matmul(self._of_levels, raw[self._site][:, None])
+        norms = matmul(self._of_levels**2, scale[self._site][:, None] ** 2)
+        return jnp.append(shares, norms, axis=1)
 
     def score(
         self, by_levels: Float[Array, " batch"], raw: dict[str, Array], batch: Rows
@@ -394,8 +395,10 @@ class _ResponsePart:
         numbers: Float[Array, " batch"],
         features: Float[Array, "m batch"],
     ) -> dict[str, Array]:
-        by_number = _sum(numbers, features)
-        return {self._site: jnp.concatenate([by_level, by_number])[self._sources]}
+        from_levels = matmul(self._of_levels.T.astype(float), by_level[:, None])
+        places = np.eye(len(self._of_levels.T))[:, self._of_numbers]
+        from_numbers = matmul(places, _sum(numbers, features)[:, None])
+        return {self._site: (from_levels + from_numbers)[:, 0]}
 
     def _features(self, batch: Rows) -> Float[Array, "m batch"]:
         y = batch.values[self._model.response_column.name]
@@ -406,15 +409,20 @@ class _ResponsePart:
         return jnp.stack(features)
 
 
-def _level_features(block: _Block) -> list[str]:
-    """Names of the features that a block's levels are; blanks for none."""
-    if block.is_coin:
-        return [f"{block.column} missing", ""]
-    return ["", *(f"{block.column}={code}" for code in range(1, block.num_levels))]
-
-
-def _index(names: list[str], name: str) -> int:
-    return names.index(name) if name in names else len(names)
+def _features_of_levels(
+    blocks: list[_Block], names: list[str]
+) -> Float[np.ndarray, "levels features"]:
+    """For each level of all blocks the features that a record gets from it."""
+    rows = []
+    for block in blocks:
+        name = f"{block.column} missing" if block.is_coin else f"{block.column}=1"
+        codes = np.array([[1.0], [0.0]]) if block.is_coin else level_features(block.num_levels)
+        row = np.zeros((block.num_levels, len(names)), np.float32)
+        if name in names:  # the response's own missing values are no feature
+            first = names.index(name)
+            row[:, first : first + codes.shape[1]] = codes
+        rows.append(row)
+    return np.concatenate([np.zeros((0, len(names)), np.float32), *rows])
 
 
 def _sum(factors: Float[Array, " batch"], rows: Float[Array, "m batch"]) -> Float[Array, " m"]:

@@ -247,7 +247,7 @@ class TwinModel:
 
     def set_params(self, **params: Any) -> Self:
         """Change settings; they hold from the next `fit` on."""
-        known = [*inspect.signature(synthesize).parameters][1:-1] + _fit_options()
+        known = [*inspect.signature(synthesize).parameters][1:-1] + _FIT_OPTIONS
         for name in params:
             _validate.one_of("option", name, known)
         self._params = {**getattr(self, "_params", {}), **params}
@@ -283,17 +283,16 @@ def _recipe(model: Callable[..., Any], schema: Schema) -> dict[str, Any] | None:
     return recipe if model_of(schema, **recipe) == model else None
 
 
-def _fit_options() -> list[str]:
-    """Options of `dpvim.fit` that `synthesize` hands on."""
-    own = inspect.signature(synthesize).parameters
-    return [
-        name
-        for name, parameter in inspect.signature(fit_model).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY and name not in {*own, "noise_multiplier"}
-    ]
+# Options of `dpvim.fit` that `synthesize` hands on.
+_FIT_OPTIONS = [
+    name
+    for name, parameter in inspect.signature(fit_model).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+    and name not in {*inspect.signature(synthesize).parameters, "noise_multiplier"}
+]
 
 
 def _check_fit_options(options: dict[str, Any]) -> None:
     # Otherwise they would be taken for arguments of the model.
     for name in options:
-        _validate.one_of("option", name, _fit_options())
+        _validate.one_of("option", name, _FIT_OPTIONS)

@@ -1,0 +1,262 @@
+"""Twins: what is fitted, drawn, saved, and refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas as pd
+import pytest
+
+from dpvim.saving import FileError
+from dpvim.synthesis import twin as twin_module
+from dpvim.synthesis.encoding import encode
+from dpvim.synthesis.folders import new_folder
+from dpvim.synthesis.model import TableRegression, own_model
+from dpvim.synthesis.schema import NotReviewedError, Schema
+from dpvim.synthesis.tables import read_table
+from dpvim.synthesis.twin import Twin, TwinModel, synthesize
+from dpvim.types import ModelError, NotPrivateError
+
+pytestmark = pytest.mark.filterwarnings("ignore::dpvim.ConvergenceWarning")
+QUICK = {"num_steps": 20, "components": 2, "seed": 0, "progress": False}
+
+
+def check_domain(frame: pd.DataFrame, schema: Schema, num_rows: int) -> None:
+    assert list(frame.columns) == schema.names
+    assert len(frame) == num_rows
+    assert frame["visits"].between(0, 30).all()
+    assert frame["age"].between(18, 99).all()
+    assert set(frame["sex"]) <= {"f", "m"}
+    assert set(frame["code"].dropna()) <= {"01", "02", "NA"}
+    assert frame["dose"].dropna().between(0.1, 100.0).all()
+
+
+def test_tables_have_names_order_types_and_domain_of_the_schema(twin, schema):
+    tables = list(twin.datasets(3, 50, seed=1))
+    assert len(tables) == 3
+    for table in tables:
+        check_domain(table, schema, 50)
+    assert tables[0]["code"].isna().any()
+    assert not tables[0].equals(tables[1])
+    assert tables[0].dtypes["age"] == np.int64
+    check_domain(twin.sample(seed=0), schema, twin.num_rows)
+
+
+def test_every_table_has_a_draw_of_its_own(twin, monkeypatch):
+    seen = []
+
+    def spy(model, key, draw, num_rows):
+        seen.append(draw["visits.coefficients"])
+        return model.sample_rows(key, draw, num_rows)
+
+    monkeypatch.setattr(twin_module, "draw_rows", spy)
+    list(twin.datasets(4, 10, seed=0))
+    assert len(np.unique(np.stack(seen), axis=0)) == 4
+    # and they are draws of the posterior that the fit reports
+    expected = twin.fit.posterior
+    sampled = expected.sample(2000, seed=1)["visits.coefficients"]
+    assert (np.abs(np.mean(seen, axis=0) - sampled.mean(axis=0)) < 3 * sampled.std(axis=0)).all()
+
+
+def test_a_seed_repeats_a_draw_and_no_seed_does_not(twin):
+    assert twin.sample(20, seed=3).equals(twin.sample(20, seed=3))
+    assert not twin.sample(20).equals(twin.sample(20))
+
+
+def test_large_tables_come_in_pieces(twin, schema, monkeypatch, tmp_path):
+    monkeypatch.setattr(twin_module, "_PIECE_ROWS", 30)
+    check_domain(twin.sample(100, seed=0), schema, 100)
+    twin.write_datasets(tmp_path / "data", 2, 100, suffix="parquet", seed=0, progress=False)
+    written = read_table(tmp_path / "data" / "synthetic-001.parquet")
+    expected = next(twin.datasets(2, 100, seed=0))
+    assert written["visits"].tolist() == expected["visits"].tolist()
+
+
+def test_a_saved_twin_draws_the_same_without_data(twin, tmp_path):
+    twin.save(tmp_path / "twin", not_for_release=True)
+    again = Twin.load(tmp_path / "twin")
+    assert again.model == twin.model
+    assert again.sample(20, seed=5).equals(twin.sample(20, seed=5))
+    assert json.loads((tmp_path / "twin" / "privacy.json").read_text()) == twin.privacy.to_dict()
+
+
+def test_nothing_of_the_data_is_saved(schema, tmp_path):
+    # The same values for all: what a file could hold of them would be found in it.
+    frame = pd.DataFrame(
+        {"visits": [29] * 50, "sex": "m", "code": "zebra", "age": 77, "dose": 66.25}
+    )
+    made = synthesize(frame, schema, epsilon=1.0, **(QUICK | {"seed": None}))
+    made.save(tmp_path / "twin")
+    for path in (tmp_path / "twin").iterdir():
+        assert b"zebra" not in path.read_bytes()
+        assert b"66.25" not in path.read_bytes()
+
+
+def test_an_existing_folder_is_refused_before_anything_is_written(twin, tmp_path):
+    (tmp_path / "twin").mkdir()
+    with pytest.raises(FileExistsError, match="exists already"):
+        twin.save(tmp_path / "twin", not_for_release=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["twin"]
+
+
+def test_a_seeded_twin_is_not_saved_for_release(twin, tmp_path):
+    with pytest.raises(NotPrivateError):
+        twin.save(tmp_path / "twin")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_crash_leaves_nothing_half_written(tmp_path):
+    def write_half() -> None:
+        with new_folder(tmp_path / "twin") as folder:
+            (folder / "file").write_text("half")
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        write_half()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "twin.partial").mkdir()  # as a killed process leaves it
+    (tmp_path / "twin.partial" / "old").write_text("half")
+    with new_folder(tmp_path / "twin") as folder:
+        (folder / "file").write_text("whole")
+    assert [path.name for path in (tmp_path / "twin").iterdir()] == ["file"]
+
+
+def test_files_of_another_kind_are_refused(twin, tmp_path):
+    with pytest.raises(FileNotFoundError, match="expected a folder with a twin"):
+        Twin.load(tmp_path)
+    twin.save(tmp_path / "twin", not_for_release=True)
+    about = tmp_path / "twin" / "twin.json"
+    about.write_text(about.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(FileError, match="newer"):
+        Twin.load(tmp_path / "twin")
+    about.write_text("{")
+    with pytest.raises(FileError, match="damaged"):
+        Twin.load(tmp_path / "twin")
+
+
+def test_what_is_wrong_is_said_before_the_budget_is_spent(patients, schema, monkeypatch):
+    monkeypatch.setattr(twin_module, "fit_model", lambda *a, **k: pytest.fail("budget spent"))
+    guess = Schema.from_dict(
+        {
+            "dpvim_schema": 1,
+            "columns": [{"name": "age", "kind": "integer", "lower": 0, "upper": 120}],
+        }
+    )
+    with pytest.raises(NotReviewedError, match="age"):
+        synthesize(patients, guess, epsilon=1.0)
+    with pytest.raises(ValueError, match="Did you mean 'num_steps'"):
+        synthesize(patients, schema, epsilon=1.0, num_stepz=10)
+    with pytest.raises(ValueError, match="Did you mean 'visits'"):
+        synthesize(patients, schema, epsilon=1.0, target="visit")
+    with pytest.raises(ValueError, match="suits poisson"):
+        synthesize(patients, schema, epsilon=1.0, target="visits", target_model="linear")
+    with pytest.raises(ValueError, match="'dose'"):
+        synthesize(patients.drop(columns="dose"), schema, epsilon=1.0)
+
+
+def test_delta_is_a_tenth_of_one_over_the_public_number_of_rows(patients, schema):
+    made = synthesize(patients, schema, epsilon=1.0, **QUICK)
+    assert made.fit.plan.num_examples == 400
+    bounded = synthesize(
+        patients, schema, epsilon=1.0, num_examples=1000, relation="add_or_remove", **QUICK
+    )
+    assert bounded.num_rows == 1000  # the real number is private under this relation
+    assert bounded.fit.plan.epsilon(0.1 / 1000) == pytest.approx(1.0, rel=0.01)
+
+
+def test_twin_model_is_synthesize(patients, schema, twin):
+    model = TwinModel(schema, epsilon=5.0, target="visits", num_steps=5, components=2, seed=0)
+    with pytest.raises(ValueError, match="call fit"):
+        model.sample(5)
+    model.set_params(num_steps=200)
+    assert model.fit(patients).sample(20, seed=5).equals(twin.sample(20, seed=5))
+    assert model.get_params()["num_steps"] == 200
+    with pytest.raises(ValueError, match="Did you mean 'epsilon'"):
+        model.set_params(epsilom=1)
+
+
+# -- models of one's own -----------------------------------------------------------------------
+
+OWN_MODEL = """
+import numpyro, numpyro.distributions as dist
+
+def model(values=None, missing=None, num_rows=None):
+    share = numpyro.sample("share", dist.Beta(1, 1))
+    rate = numpyro.sample("rate", dist.LogNormal(0, 1))
+    rows = num_rows if values is None else len(values["sex"])
+    with numpyro.plate("records", rows):
+        sex = numpyro.sample("sex", dist.Bernoulli(share), obs=values and values["sex"])
+        visits = numpyro.sample("visits", dist.Poisson(rate), obs=values and values["visits"])
+    return {"sex": sex, "visits": visits}
+"""
+
+
+@pytest.fixture
+def two_columns(schema):
+    return Schema(columns=tuple(c for c in schema.columns if c.name in ("sex", "visits")))
+
+
+def test_a_model_of_ones_own(patients, two_columns, tmp_path):
+    path = tmp_path / "my_model.py"
+    path.write_text(OWN_MODEL)
+    model = own_model(path)
+    made = synthesize(
+        patients[["sex", "visits"]],
+        two_columns,
+        epsilon=20.0,
+        model=model,
+        num_steps=800,
+        learning_rate=0.05,
+        seed=0,
+    )
+    drawn = made.sample(4000, seed=0)
+    assert list(drawn.columns) == ["visits", "sex"]
+    assert (drawn["sex"] == "m").mean() == pytest.approx((patients["sex"] == "m").mean(), abs=0.1)
+    assert drawn["visits"].mean() == pytest.approx(patients["visits"].clip(0, 30).mean(), rel=0.2)
+
+    made.save(tmp_path / "twin", not_for_release=True)
+    with pytest.raises(ValueError, match="the model that this twin was made with"):
+        Twin.load(tmp_path / "twin")
+    again = Twin.load(tmp_path / "twin", model=model)
+    assert again.sample(10, seed=0).equals(made.sample(10, seed=0))
+
+    def other(num_rows):
+        with numpyro.plate("records", num_rows):
+            return {"sex": numpyro.sample("a", dist.Bernoulli(0.5)), "visits": 0}
+
+    with pytest.raises(ModelError, match="without rate, share"):
+        Twin.load(tmp_path / "twin", model=other).sample(3)
+
+
+def test_files_without_a_model_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is none"):
+        own_model(tmp_path / "nowhere.py")
+    (tmp_path / "empty.py").write_text("x = 1\n")
+    with pytest.raises(ModelError, match="a function named model"):
+        own_model(tmp_path / "empty.py")
+
+
+def test_a_regression_of_a_table(patients, schema):
+    table = encode(patients, schema)
+    regression = TableRegression(schema, kind="poisson", target="visits")
+    assert regression.names == [
+        "sex=m",
+        "code=02",
+        "code=NA",
+        "code missing",
+        "age",
+        "dose",
+        "dose missing",
+    ]
+    covariates, outcome = regression.data(table)
+    assert covariates.shape == (400, 7)
+    assert outcome.max() <= 30
+    np.testing.assert_array_equal(covariates[:, 3], table.missing["code"])
+    np.testing.assert_allclose(np.unique(covariates[:, 0]), [-0.5, 0.5])
+    with pytest.raises(ValueError, match="nullable"):
+        TableRegression(schema, kind="linear", target="dose")
+    with pytest.raises(ValueError, match="no regression"):
+        TableRegression(schema, kind="logistic", target="code")
