@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -52,6 +53,19 @@ nullable = true
 reviewed = true
 """
 
+OWN_MODEL = """
+import numpyro, numpyro.distributions as dist
+
+def model(values=None, missing=None, num_rows=None):
+    share = numpyro.sample("share", dist.Beta(1, 1))
+    rate = numpyro.sample("rate", dist.LogNormal(0, 1))
+    rows = num_rows if values is None else len(values["sex"])
+    with numpyro.plate("records", rows):
+        sex = numpyro.sample("sex", dist.Bernoulli(share), obs=values and values["sex"])
+        visits = numpyro.sample("visits", dist.Poisson(rate), obs=values and values["visits"])
+    return {"sex": sex, "visits": visits}
+"""
+
 
 @pytest.fixture(scope="session")
 def schema(tmp_path_factory) -> Schema:
@@ -85,3 +99,11 @@ def twin(patients, schema) -> Twin:
         return synthesize(
             patients, schema, epsilon=5.0, target="visits", components=2, num_steps=200, seed=0
         )
+
+
+@pytest.fixture
+def model_file(tmp_path) -> Path:
+    """A model of the columns sex and visits."""
+    path = tmp_path / "mine.py"
+    path.write_text(OWN_MODEL)
+    return path

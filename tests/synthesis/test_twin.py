@@ -20,7 +20,6 @@ from dpvim.synthesis.tables import read_table
 from dpvim.synthesis.twin import Twin, TwinModel, synthesize
 from dpvim.types import ModelError, NotPrivateError
 
-pytestmark = pytest.mark.filterwarnings("ignore::dpvim.ConvergenceWarning")
 QUICK = {"num_steps": 20, "components": 2, "seed": 0, "progress": False}
 
 
@@ -180,29 +179,14 @@ def test_twin_model_is_synthesize(patients, schema, twin):
 
 # -- models of one's own -----------------------------------------------------------------------
 
-OWN_MODEL = """
-import numpyro, numpyro.distributions as dist
-
-def model(values=None, missing=None, num_rows=None):
-    share = numpyro.sample("share", dist.Beta(1, 1))
-    rate = numpyro.sample("rate", dist.LogNormal(0, 1))
-    rows = num_rows if values is None else len(values["sex"])
-    with numpyro.plate("records", rows):
-        sex = numpyro.sample("sex", dist.Bernoulli(share), obs=values and values["sex"])
-        visits = numpyro.sample("visits", dist.Poisson(rate), obs=values and values["visits"])
-    return {"sex": sex, "visits": visits}
-"""
-
 
 @pytest.fixture
 def two_columns(schema):
     return Schema(columns=tuple(c for c in schema.columns if c.name in ("sex", "visits")))
 
 
-def test_a_model_of_ones_own(patients, two_columns, tmp_path):
-    path = tmp_path / "my_model.py"
-    path.write_text(OWN_MODEL)
-    model = own_model(path)
+def test_a_model_of_ones_own(patients, two_columns, model_file, tmp_path):
+    model = own_model(model_file)
     made = synthesize(
         patients[["sex", "visits"]],
         two_columns,

@@ -25,6 +25,7 @@ def plain_errors() -> Iterator[None]:
     """
     try:
         with warnings.catch_warnings():
+            warnings.simplefilter("default", UserWarning)
             warnings.showwarning = _say_warning
             yield
     except (ValueError, TypeError, OSError, FailedFitsError) as error:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dpvim import _validate
 from dpvim.cli.common import plain_errors, print_json
 from dpvim.cli.options import (
     AsJson,
@@ -146,6 +147,9 @@ def synth(
     """
     settings: dict[str, Any] = {"target": target, "target_model": target_model}
     with plain_errors():
+        _validate.positive_int("datasets", datasets)
+        if rows is not None:
+            _validate.positive_int("rows", rows)
         known = Schema.load(schema)
         known.check_reviewed()
         if model is not None:

@@ -1,0 +1,224 @@
+"""The command line from a table to pooled results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import dpvim
+from dpvim.cli import app
+from dpvim.synthesis import twin as twin_module
+from dpvim.synthesis.tables import read_table, write_table
+
+QUICK = ["--steps", "20", "--components", "2"]
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    """Runs a command in an empty folder; the result has exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object):
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path, patients, schema) -> Path:
+    """A folder with patients.csv and patients.toml."""
+    write_table(patients, tmp_path / "patients.csv")
+    schema.save(tmp_path / "patients.toml")
+    return tmp_path
+
+
+def synth(call, *more: object):
+    """A small synthesis into the folder twin."""
+    arguments = ["patients.csv", "--schema", "patients.toml", "--epsilon", 5, "-o", "twin"]
+    return call("synth", *arguments, "--datasets", 3, "--rows", 150, *QUICK, *more)
+
+
+def test_the_whole_story(call, folder):
+    assert call("schema", "draft", "patients.csv", "-o", "draft.toml").exit_code == 0
+    refused = call(
+        "synth", "patients.csv", "--schema", "draft.toml", "--epsilon", 1, "-o", "twin", *QUICK
+    )
+    assert refused.exit_code == 2
+    assert "reviewed" in refused.stderr
+    assert not (folder / "twin").exists()
+
+    checked = call("schema", "check", "patients.toml", "patients.csv")
+    assert "NOT FOR RELEASE" in checked.stdout
+    assert "5 columns, 0 not reviewed" in checked.stdout
+
+    planned = call(
+        "plan", "--schema", "patients.toml", "--rows", 400, "--epsilon", 5, "--json", *QUICK
+    )
+    facts = json.loads(planned.stdout)
+    assert facts["delta"] == 0.1 / 400
+
+    made = synth(call, "--target", "visits")
+    assert made.exit_code == 0, made.output
+    assert "(5, 0.00025)-differential privacy" in made.stdout
+    assert "Traceback" not in made.stderr
+    privacy = json.loads((folder / "twin" / "privacy.json").read_text())
+    assert privacy["private"]
+    assert privacy["noise_multiplier"] == pytest.approx(facts["noise_multiplier"])
+    names = sorted(path.name for path in (folder / "twin").iterdir())
+    assert names == [
+        "command.txt",
+        "data",
+        "posterior.npz",
+        "privacy.json",
+        "schema.toml",
+        "twin.json",
+    ]
+    assert len(list((folder / "twin" / "data").iterdir())) == 3
+
+    found = call("analyze", "twin", "visits ~ age + sex + code", "--family", "poisson", "--json")
+    assert found.exit_code == 0, found.output
+    content = json.loads(found.stdout)
+    assert [row["term"] for row in content["terms"]] == [
+        "Intercept",
+        "sex[T.m]",
+        "code[T.02]",
+        "code[T.NA]",
+        "age",
+    ]
+    assert content["num_datasets"] == 3
+    binary = call("analyze", "twin", "sex ~ age", "--family", "logistic")
+    assert binary.exit_code == 0, binary.output
+    assert "3 synthetic data sets" in binary.stdout
+
+
+@pytest.fixture
+def saved(twin, tmp_path) -> Path:
+    """The twin of all tests in the folder twin, without tables."""
+    twin.save(tmp_path / "twin", not_for_release=True)
+    return tmp_path
+
+
+def test_more_tables_later(call, saved):
+    first = call("sample", "twin", "-o", "more", "--datasets", 2, "--rows", 7, "--seed", 1)
+    assert first.exit_code == 0, first.output
+    call("sample", "twin", "-o", "again", "--datasets", 2, "--rows", 7, "--seed", 1)
+    tables = [saved / name / "synthetic-001.csv" for name in ("more", "again")]
+    assert len(read_table(tables[0])) == 7
+    assert tables[0].read_bytes() == tables[1].read_bytes()
+    header = tables[0].read_text().splitlines()[0]
+    assert header == "visits,sex,code,age,dose"
+    taken = call("sample", "twin", "-o", "more")
+    assert taken.exit_code == 2
+    assert "exists already" in taken.stderr
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet"])
+def test_every_format_can_be_analyzed(call, saved, suffix):
+    drawn = ["--datasets", 3, "--rows", 150, "--format", suffix]
+    assert call("sample", "twin", "-o", "twin/data", *drawn).exit_code == 0
+    assert (saved / "twin" / "data" / f"synthetic-001.{suffix}").exists()
+    found = call("analyze", "twin", "visits ~ age + code + dose", "--family", "poisson")
+    assert found.exit_code == 0, found.output
+    assert "code[T.NA]" in found.stdout  # a level, no missing value
+
+
+def test_a_dry_run_spends_and_writes_nothing(call, folder, monkeypatch):
+    monkeypatch.setattr(twin_module, "fit_model", lambda *a, **k: pytest.fail("budget spent"))
+    result = synth(call, "--dry-run")
+    assert result.exit_code == 0
+    assert "Nothing was spent" in result.stdout
+    assert not (folder / "twin").exists()
+
+
+def test_an_existing_folder_is_refused_before_the_budget_is_spent(call, folder, monkeypatch):
+    monkeypatch.setattr(twin_module, "fit_model", lambda *a, **k: pytest.fail("budget spent"))
+    (folder / "twin").mkdir()
+    result = synth(call)
+    assert result.exit_code == 2
+    assert "exists already" in result.stderr
+
+
+def test_a_failure_after_the_fit_keeps_what_was_paid_for(call, folder, monkeypatch):
+    def no_space(*args: object, **more: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(twin_module, "write_table", no_space)
+    result = synth(call)
+    assert result.exit_code == 2
+    assert "no space left" in result.stderr
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    missing = call("analyze", "twin", "visits ~ age")
+    assert "dpvim sample twin" in missing.stderr
+    assert call("sample", "twin", "-o", "twin/data", "--datasets", 2).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "visit"], "Did you mean 'visits'"),
+        (["--epsilon", "-1"], "epsilon"),
+        (["--componentz", "3"], "No such option"),
+        (["--delimiter", ";"], "comma"),
+        (["--datasets", "0"], "datasets"),
+        (["--clip-norm", "0"], "clip_norm"),
+        (["--model", "nowhere.py"], "there is none"),
+    ],
+)
+def test_misuse_is_a_sentence_and_leaves_nothing(call, folder, arguments, message):
+    result = synth(call, *arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert "Traceback" not in result.output
+    assert not (folder / "twin").exists()
+
+
+@pytest.mark.usefixtures("model_file")
+def test_a_twin_by_a_model_of_ones_own(call, folder):
+    text = (folder / "patients.toml").read_text()
+    blocks = text.split("[[columns]]")
+    kept = [block for block in blocks[1:] if '"visits"' in block or '"sex"' in block]
+    (folder / "patients.toml").write_text("[[columns]]".join([blocks[0], *kept]))
+    made = call(
+        *("synth", "patients.csv", "--schema", "patients.toml", "--epsilon", 5, "-o", "twin"),
+        *("--model", "mine.py", "--steps", 20, "--datasets", 2),
+    )
+    assert made.exit_code == 0, made.output
+    refused = call("sample", "twin", "-o", "more")
+    assert "the model that this twin was made with" in refused.stderr
+    assert call("sample", "twin", "-o", "more", "--model", "mine.py").exit_code == 0
+
+    fitted = call(
+        *("fit", "patients.csv", "--schema", "patients.toml", "--model", "mine.py"),
+        *("--epsilon", 5, "--steps", 20, "-o", "mine", "--json"),
+    )
+    assert fitted.exit_code == 0, fitted.output
+    assert [row["parameter"] for row in json.loads(fitted.stdout)["parameters"]] == [
+        "share",
+        "rate",
+    ]
+
+
+def test_a_regression(call, folder):
+    arguments = ["fit", "patients.csv", "--schema", "patients.toml", "--epsilon", 50, "-o", "fit"]
+    made = call(
+        *arguments, "--model", "poisson", "--target", "visits", "--steps", 3000, "--seed", 0
+    )
+    assert made.exit_code == 0, made.output
+    assert "age" in made.stdout
+    loaded = dpvim.load(folder / "fit" / "posterior.npz")
+    coefficients = loaded.posterior.mean["coefficients"]
+    assert coefficients[4] > 0.2  # of age: the simulated effect is 0.4 in these units
+    assert np.abs(coefficients[0]) < 0.3
+    for options, message in [
+        (["--model", "poisson"], "--target"),
+        (["--model", "poison", "--target", "visits"], "expected logistic"),
+        (["--model", "linear", "--target", "visits"], "suits poisson"),
+    ]:
+        refused = call(*arguments[:-1], "other", *options)
+        assert refused.exit_code == 2
+        assert message in refused.stderr
