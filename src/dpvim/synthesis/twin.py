@@ -18,6 +18,7 @@ from dpvim import _validate
 from dpvim.fitting import fit as fit_model
 from dpvim.models.drawing import draw_rows
 from dpvim.models.mixture import Mixture
+from dpvim.posterior import Posterior
 from dpvim.progress import ProgressBar, wanted
 from dpvim.randomness import fresh_key
 from dpvim.result import Fit
@@ -34,7 +35,7 @@ _FIT, _SCHEMA, _PRIVACY, _ABOUT = "posterior.npz", "schema.toml", "privacy.json"
 DATA = "data"
 DEFAULT_COMPONENTS = 10
 DEFAULT_CLIP_NORM = 2.0
-DEFAULT_LEARNING_RATE = 1e-2
+DEFAULT_LEARNING_RATE = 2e-2
 # Tables are drawn in pieces of so many rows, which bounds the memory they take.
 _PIECE_ROWS = 250_000
 
@@ -65,7 +66,12 @@ class Twin:
         return next(self.datasets(1, num_rows, seed=seed))
 
     def datasets(
-        self, count: int, num_rows: int | None = None, *, seed: int | None = None
+        self,
+        count: int,
+        num_rows: int | None = None,
+        *,
+        posterior: Posterior | None = None,
+        seed: int | None = None,
     ) -> Iterator[pd.DataFrame]:
         """Synthetic tables, each from a draw of the posterior of its own.
 
@@ -75,9 +81,10 @@ class Twin:
         Args:
             count: How many tables.
             num_rows: Rows of each; default as many as the original had.
+            posterior: Another one than ``fit.posterior``, from ``fit.posterior_at``.
             seed: Repeats the draw. It takes nothing away from the privacy of the fit.
         """
-        for pieces in self._tables(count, num_rows, seed):
+        for pieces in self._tables(count, num_rows, seed, posterior):
             yield pd.concat(pieces, ignore_index=True)
 
     def write_datasets(
@@ -100,14 +107,19 @@ class Twin:
                 bar.advance(1)
 
     def _tables(
-        self, count: int, num_rows: int | None, seed: int | None
+        self,
+        count: int,
+        num_rows: int | None,
+        seed: int | None,
+        posterior: Posterior | None = None,
     ) -> Iterator[Iterator[pd.DataFrame]]:
         """For each table its pieces."""
         count = _validate.positive_int("count", count)
         rows = self.num_rows if num_rows is None else _validate.positive_int("num_rows", num_rows)
         key = fresh_key() if seed is None else jax.random.key(seed)
         key_draws, key_rows = jax.random.split(key)
-        draws = self.fit.posterior.sample(count, seed=int(jax.random.bits(key_draws) >> 1))
+        source = posterior or self.fit.posterior
+        draws = source.sample(count, seed=int(jax.random.bits(key_draws) >> 1))
         for i in range(count):
             draw = {name: values[i] for name, values in draws.items()}
             yield self._pieces(jax.random.fold_in(key_rows, i), draw, rows)

@@ -1,0 +1,264 @@
+"""How good are twins? `python benchmarks/twin_quality.py downstream | distances | peers | table`
+
+Tables: `population` (simulated, 58 261 rows, six categorical columns and a rare outcome by a
+Poisson regression with known coefficients; see dpvim.experiments.population) and `randhie` (real,
+20 190 rows, number of doctor's visits; comes with statsmodels, bounds as in its code book).
+
+`downstream`: a twin with a Poisson target, 20 synthetic tables of the original's size, the same
+regression on each, pooled. `rmse` is the error of the pooled coefficients (without the intercept),
+`coverage` how often their 95 % intervals hold, `width` the intervals' mean width; against the
+truth for the population, against the regression of the original for randhie. `original` is the
+same for the original table, where there is a truth. Posteriors: the last iterate as it is, the
+averaged one as it is, and the averaged one that knows about the noise (what `synth` uses). Twins
+are new in each repetition; the population is, too.
+
+`distances`: mean total variation distance of pairs of columns between the original and a twin
+(numbers in 20 bins), at the same epsilon and delta = 0.1 / rows for all.
+
+`peers`: the same for MST and AIM of smartnoise-synth, which needs an environment of its own (pass
+its interpreter with --python); they get the binned columns, so that nothing is spent on bounds.
+
+Appends to results/twin_downstream.csv and results/twin_distances.csv; rows that are there are not
+made again. `table` prints what docs/synthesis.md has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import statsmodels.api as sm
+import statsmodels.formula.api as smf
+
+from dpvim.experiments import population
+from dpvim.synthesis.analysis import analyze
+from dpvim.synthesis.contingency import BinnedTable, bin_table
+from dpvim.synthesis.fidelity import pairwise_tv
+from dpvim.synthesis.schema import Binary, Count, Levelled, Real, Schema
+from dpvim.synthesis.twin import Twin, default_delta, synthesize
+
+RESULTS = Path(__file__).parent / "results"
+EPSILONS = (1.0, 2.0, 4.0, 10.0)
+NUM_TABLES = 20
+
+# What the study's documents say: visits are few, shares are shares, logarithms of dollars.
+RANDHIE = Schema(
+    columns=(
+        Count(name="mdvis", upper=100, reviewed=True),
+        Real(name="lncoins", lower=0, upper=5, reviewed=True),
+        Binary(name="idp", levels=(0, 1), reviewed=True),
+        Real(name="lpi", lower=0, upper=8, reviewed=True),
+        Real(name="fmde", lower=0, upper=9, reviewed=True),
+        Real(name="physlm", lower=0, upper=1, reviewed=True),
+        Real(name="disea", lower=0, upper=60, reviewed=True),
+        Binary(name="hlthg", levels=(0, 1), reviewed=True),
+        Binary(name="hlthf", levels=(0, 1), reviewed=True),
+        Binary(name="hlthp", levels=(0, 1), reviewed=True),
+    )
+)
+
+
+class Case(NamedTuple):
+    """A table, its schema, and a regression on it."""
+
+    schema: Schema
+    load: Callable[[int], pd.DataFrame]
+    target: str
+    formula: str
+    truth: pd.Series | None
+
+
+def _randhie(_: int) -> pd.DataFrame:
+    return sm.datasets.randhie.load_pandas().data
+
+
+CASES = {
+    "population": Case(
+        population.SCHEMA,
+        lambda seed: population.simulate(seed=seed),
+        population.OUTCOME,
+        population.FORMULA,
+        population.truth().coefficients(),
+    ),
+    "randhie": Case(
+        RANDHIE,
+        _randhie,
+        "mdvis",
+        "mdvis ~ " + " + ".join(name for name in RANDHIE.names if name != "mdvis"),
+        None,
+    ),
+}
+
+
+def levels_of(case: Case) -> dict[str, Any]:
+    columns = [c for c in case.schema.columns if isinstance(c, Levelled) and c.kind != "binary"]
+    return {column.name: column.levels for column in columns}
+
+
+def downstream(name: str, epsilon: float, seed: int) -> Iterator[dict[str, Any]]:
+    """Rows of results: one for each posterior, and one for the original."""
+    case = CASES[name]
+    frame = case.load(seed)
+    original = frame.assign(
+        **{c: pd.Categorical(frame[c], levels) for c, levels in levels_of(case).items()}
+    )
+    direct = smf.glm(case.formula, original, family=sm.families.Poisson()).fit()
+    truth = direct.params if case.truth is None else case.truth
+    if case.truth is not None:
+        low, high = np.asarray(direct.conf_int()).T
+        yield {"posterior": "original", **_score(truth, direct.params, low, high, direct.params)}
+    began = time.process_time()
+    twin = synthesize(
+        frame, case.schema, epsilon=epsilon, target=case.target, seed=seed, progress=False
+    )
+    seconds = time.process_time() - began
+    posteriors = {
+        "last": twin.fit.posterior_at("last", noise_aware=None),
+        "averaged": twin.fit.posterior_at(noise_aware=None),
+        "noise-aware": twin.fit.posterior_at(),
+    }
+    for label, posterior in posteriors.items():
+        tables = twin.datasets(NUM_TABLES, posterior=posterior, seed=seed)
+        found = analyze(
+            list(tables),
+            case.formula,
+            family="poisson",
+            num_rows=len(frame),
+            levels=levels_of(case),
+            workers=1,
+            progress=False,
+        )
+        pooled = found.combined.to_frame()
+        low, high = pooled.filter(like="%").to_numpy().T
+        yield {
+            "posterior": label,
+            **_score(truth, pooled["estimate"], low, high, pooled["estimate"]),
+            "failed": found.num_failed,
+            "not_converged": len(posterior.not_converged) / posterior.loc.size,
+            "cpu_seconds": round(seconds, 1),
+        }
+
+
+def _score(
+    truth: pd.Series, estimate: pd.Series, low: np.ndarray, high: np.ndarray, names: pd.Series
+) -> dict[str, float]:
+    wanted = [n for n in names.index if n != "Intercept"]
+    interval = pd.DataFrame({"low": low, "high": high}, index=names.index).loc[wanted]
+    aligned = truth.rename(index=lambda n: n).loc[wanted]
+    return {
+        "rmse": float(np.sqrt(np.mean((estimate.loc[wanted] - aligned) ** 2))),
+        "coverage": float(((interval["low"] <= aligned) & (aligned <= interval["high"])).mean()),
+        "width": float((interval["high"] - interval["low"]).mean()),
+    }
+
+
+def distance(case: Case, original: BinnedTable, twin: Twin) -> float:
+    binned = [bin_table(table, case.schema) for table in twin.datasets(3, seed=0)]
+    return float(np.mean([pairwise_tv(original, each)["tv"].mean() for each in binned]))
+
+
+def distances(name: str, epsilon: float, seed: int) -> Iterator[dict[str, Any]]:
+    case = CASES[name]
+    frame = case.load(0)
+    original = bin_table(frame, case.schema)
+    for label, target in {"dpvim": None, "dpvim, target": case.target}.items():
+        began = time.process_time()
+        twin = synthesize(
+            frame, case.schema, epsilon=epsilon, target=target, seed=seed, progress=False
+        )
+        seconds = time.process_time() - began
+        tv = distance(case, original, twin)
+        yield {"method": label, "tv": tv, "cpu_seconds": round(seconds, 1)}
+
+
+_PEER = """
+import sys, warnings, time, pandas as pd
+warnings.simplefilter("ignore")
+from snsynth import Synthesizer
+source, method, epsilon, delta, target = sys.argv[1:]
+frame = pd.read_csv(source).astype(str)
+began = time.process_time()
+synth = Synthesizer.create(method, epsilon=float(epsilon), delta=float(delta))
+synth.fit(frame, categorical_columns=list(frame.columns), preprocessor_eps=0.0)
+synth.sample(len(frame)).to_csv(target, index=False)
+print(time.process_time() - began)
+"""
+
+
+def peers(name: str, epsilon: float, seed: int, python: str) -> Iterator[dict[str, Any]]:
+    case = CASES[name]
+    frame = case.load(0)
+    original = bin_table(frame, case.schema)
+    for method in ("mst", "aim"):
+        with tempfile.TemporaryDirectory() as folder:
+            source, target = Path(folder) / "in.csv", Path(folder) / "out.csv"
+            pd.DataFrame(original.codes).to_csv(source, index=False)
+            options = [method, str(epsilon), str(default_delta(len(frame)))]
+            command = [python, "-c", _PEER, str(source), *options, str(target)]
+            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            drawn = pd.read_csv(target)
+        codes = {column: drawn[column].to_numpy(int) for column in original.codes}
+        tv = pairwise_tv(original, BinnedTable(original.bins, codes))["tv"].mean()
+        seconds = float(output.split()[-1])
+        yield {"method": method, "tv": float(tv), "cpu_seconds": round(seconds, 1)}
+
+
+def collect(
+    path: Path, make: Callable[..., Iterator[dict[str, Any]]], label: str, seeds: int, **more: Any
+) -> None:
+    """Make what is not there yet; write each row as it comes."""
+    done = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["made_by"])
+    for seed in range(seeds):
+        for name in CASES:
+            for epsilon in EPSILONS:
+                key = {"made_by": label, "table": name, "epsilon": epsilon, "seed": seed}
+                known = done.columns.intersection(list(key))
+                if len(done) and (done[known] == pd.Series(key)[known]).all(axis=1).any():
+                    continue
+                rows = [{**key, **row} for row in make(name, epsilon, seed, **more)]
+                print(pd.DataFrame(rows).to_string(index=False), flush=True)
+                done = pd.concat([done, pd.DataFrame(rows)] if len(done) else [pd.DataFrame(rows)])
+                done.to_csv(path, index=False, float_format="%.5g")
+
+
+def table() -> None:
+    found = pd.read_csv(RESULTS / "twin_downstream.csv")
+    columns = ["rmse", "coverage", "width", "not_converged"]
+    groups = found.groupby(["table", "epsilon", "posterior"], sort=False)
+    print(groups[columns].mean().join(groups.size().rename("twins")).round(3).to_markdown())
+    found = pd.read_csv(RESULTS / "twin_distances.csv")
+    mean = found.pivot_table(index=["table", "epsilon"], columns="method", values="tv")
+    print(mean.round(4).to_markdown())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["downstream", "distances", "peers", "table"])
+    parser.add_argument("--seeds", type=int, default=5, help="repetitions")
+    parser.add_argument("--python", help="interpreter with smartnoise-synth")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    RESULTS.mkdir(exist_ok=True)
+    if options.what == "table":
+        table()
+    elif options.what == "downstream":
+        collect(RESULTS / "twin_downstream.csv", downstream, "downstream", options.seeds)
+    elif options.what == "distances":
+        collect(RESULTS / "twin_distances.csv", distances, "distances", options.seeds)
+    elif options.python is None:
+        parser.error("peers: expected --python, an interpreter with smartnoise-synth.")
+    else:
+        path = RESULTS / "twin_distances.csv"
+        collect(path, peers, "peers", options.seeds, python=options.python)
+
+
+if __name__ == "__main__":
+    main()
