@@ -119,7 +119,7 @@ def default_formula(twin: Twin) -> tuple[str, str]:
     """
     model, schema = twin.model, twin.schema
     if not isinstance(model, Mixture) or model.response is None:
-        raise NoAnalysisError("the twin has no target and no formula was given")
+        raise NoAnalysisError("the twin has no target, and no formula was given")
     target = schema.column(model.response.name)
     if isinstance(target, Levelled) and not _is_name(target.name):
         raise NoAnalysisError(
@@ -136,6 +136,12 @@ def default_formula(twin: Twin) -> tuple[str, str]:
     if isinstance(target, Real) and target.scale == "log":
         outcome = f"np.log({outcome})"
     return f"{outcome} ~ {' + '.join(map(_term, others))}", _GLM[model.response.kind]
+
+
+def target_of(twin: Twin) -> str | None:
+    """The column that the model regresses on all others, if there is one."""
+    model = twin.model
+    return model.response.name if isinstance(model, Mixture) and model.response else None
 
 
 def spoken(term: str, schema: Schema) -> str:

@@ -15,7 +15,8 @@ array([[2, 0, 0, 0],
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,7 +87,8 @@ class BinnedTable:
 
     def rows(self, chosen: slice | np.ndarray) -> BinnedTable:
         """Some of the records."""
-        return BinnedTable(self.bins, {name: codes[chosen] for name, codes in self.codes.items()})
+        # Copies: a view would keep the whole table in memory.
+        return BinnedTable(self.bins, {n: codes[chosen].copy() for n, codes in self.codes.items()})
 
 
 def bin_table(
@@ -133,10 +135,13 @@ def bins_of(column: AnyColumn, num_bins: int = NUM_BINS) -> Bins:
     if isinstance(column, Real):
         is_log = column.scale == "log"
         edges = (np.geomspace if is_log else np.linspace)(lower, upper, num_bins + 1)
-        labels = [f"{a:.3g} to {b:.3g}" for a, b in _neighbours(edges)]
+        labels = [f"{a:.3g} to {b:.3g}" for a, b in itertools.pairwise(edges)]
         return Bins((*labels, *missing), edges, column.nullable, is_log)
     edges = _whole_edges(int(lower), int(upper), num_bins, growing=isinstance(column, Count))
-    labels = [f"{a:.0f}" if b - a == 1 else f"{a:.0f} to {b - 1:.0f}" for a, b in _neighbours(edges)]
+    labels = [
+        f"{a:.0f}" if b - a == 1 else f"{a:.0f} to {b - 1:.0f}"
+        for a, b in itertools.pairwise(edges)
+    ]
     return Bins((*labels, *missing), edges, column.nullable)
 
 
@@ -182,7 +187,3 @@ def _whole_edges(lower: int, upper: int, num_bins: int, *, growing: bool) -> np.
         return np.unique(np.rint(np.geomspace(1, end - lower + 1, num_bins + 1) - 1)) + lower
     width = -(-(end - lower) // num_bins)
     return np.append(np.arange(lower, end, width, dtype=float), end)
-
-
-def _neighbours(edges: np.ndarray) -> Iterable[tuple[float, float]]:
-    return zip(edges[:-1], edges[1:], strict=True)

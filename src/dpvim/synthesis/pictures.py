@@ -10,6 +10,7 @@ import base64
 import io
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -24,11 +25,19 @@ from dpvim.synthesis.contingency import Bins
 NOT_FOR_RELEASE = "NOT FOR RELEASE"
 _SYNTHETIC, _ORIGINAL, _ALARM, _EMPTY = "tab:blue", "black", "#b00020", "#dddddd"
 _DPI = 130
-_SMALL, _WIDE = (4.0, 2.7), 5.2
+_SMALL, _WIDE = (4.0, 2.7), 4.5
 _MOST_BARS = 20
 # A group with a smaller share of the records has no distribution worth a look.
 _SMALLEST_SHARE = 0.002
 Shares = Float[np.ndarray, "tables groups"]
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A picture with a text for those who do not see it."""
+
+    uri: str
+    alt: str
 
 
 def as_data_uri(figure: Figure) -> str:
@@ -98,7 +107,7 @@ def spread(shares: Shares) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def heat_map(names: Sequence[str], values: Float[np.ndarray, "k k"]) -> Figure:
     """How strongly columns depend on each other, from 0 to 1; the diagonal is left empty."""
     side = _WIDE if len(names) <= 15 else _WIDE * 1.35
-    figure = Figure(figsize=(side, side * 0.92), layout="constrained")
+    figure = Figure(figsize=(side, side * 0.86), layout="constrained")
     axes = figure.add_subplot()
     shown = np.where(np.eye(len(names), dtype=bool), np.nan, values)
     axes.set_facecolor(_EMPTY)
@@ -126,23 +135,23 @@ def pair(
         original: The same of the original. The picture is then not for release.
     """
     panels = [("synthetic", synthetic)] + ([] if original is None else [("original", original)])
-    size = _SMALL if original is None else (_WIDE, 2.9)
+    size = _SMALL if original is None else (_WIDE, 2.6)
     figure = Figure(figsize=size, layout="constrained")
     grid = np.atleast_1d(figure.subplots(1, len(panels), sharey=True))
     shades = [_conditional(counts) for _, counts in panels]
     top = max(0.05, *(np.nanmax(shade, initial=0) for shade in shades))
     for axes, (title, _), shade in zip(grid, panels, shades, strict=True):
         axes.set_facecolor(_EMPTY)
-        image = axes.imshow(
-            shade.T, cmap="Blues", vmin=0, vmax=top, origin="lower", aspect="auto"
-        )
+        image = axes.imshow(shade.T, cmap="Blues", vmin=0, vmax=top, origin="lower", aspect="auto")
         _label_groups(axes, bins[0], vertical=False)
         axes.set_xlabel(plain(names[0], 28))
         if original is not None:
             axes.set_title(title, fontsize=9)
     _label_groups(grid[0], bins[1], vertical=True)
     grid[0].set_ylabel(plain(names[1], 24))
-    figure.colorbar(image, ax=list(grid), label="share within")
+    colours = figure.colorbar(image, ax=list(grid))
+    colours.ax.tick_params(labelsize=8)
+    colours.set_label("share within", fontsize=8)
     if original is not None:
         _stamp(figure)
     return figure
@@ -190,7 +199,9 @@ def plain(text: object, most: int) -> str:
 
 
 def _stamp(figure: Figure) -> None:
-    figure.suptitle(f"{NOT_FOR_RELEASE}: shows original data", color=_ALARM, fontsize=9, weight="bold")
+    figure.suptitle(
+        f"{NOT_FOR_RELEASE}: shows original data", color=_ALARM, fontsize=9, weight="bold"
+    )
 
 
 def _bars(axes: Axes, bins: Bins, shares: np.ndarray, original: np.ndarray | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 
 from dpvim.models.mixture import Mixture
 from dpvim.posterior import Posterior
@@ -15,6 +16,7 @@ from dpvim.types import Relation
 _MOST_LEVELS = 12
 # A guarantee that allows larger ratios than this is hardly one.
 _WEAK_RATIO = 25.0
+_SPOKEN = {"logistic": "logistic", "poisson": "Poisson", "linear": "linear"}
 _NEIGHBOUR = {
     Relation.ZERO_OUT: "with that person's record replaced by nothing",
     Relation.ADD_OR_REMOVE: "without that person's record",
@@ -50,7 +52,7 @@ def promise(privacy: PrivacyStatement | NoPrivacy) -> Promise:
     if isinstance(privacy, NoPrivacy):
         short = "NOT PRIVATE: no guarantee"
         return Promise(short, ("The model was fitted without clipping or noise.",), (), full)
-    epsilon, delta = _up(privacy.epsilon), f"{privacy.delta:.2g}"
+    epsilon, delta = _up(privacy.epsilon), _up(privacy.delta, 2)
     if not privacy.private:
         sentences = (
             "The batches and the noise came from a given seed: whoever knows it can take the noise "
@@ -60,7 +62,7 @@ def promise(privacy: PrivacyStatement | NoPrivacy) -> Promise:
         return Promise("NOT PRIVATE: for tests only", sentences, privacy.assumptions, full)
     ratio = math.exp(min(privacy.epsilon, 700.0))
     neighbour = _NEIGHBOUR[privacy.relation]
-    sentences = (
+    meaning: tuple[str, ...] = (
         f"Take any person, and anything that somebody might see in the twin, in the posterior or "
         f"in tables drawn from them. Its probability is at most {_up(ratio)} times what it would "
         f"be {neighbour}, plus {delta}; and the other way round. That is epsilon = {epsilon} and "
@@ -76,16 +78,14 @@ def promise(privacy: PrivacyStatement | NoPrivacy) -> Promise:
         "can be learnt from the twin; that is what it is for.",
     )
     if ratio > _WEAK_RATIO:
-        sentences += (f"A factor of {_up(ratio)} is large: this guarantee is a weak one.",)
+        meaning += (f"A factor of {_up(ratio)} is large: this guarantee is a weak one.",)
     short = f"({epsilon}, {delta})-differential privacy"
-    return Promise(short, sentences, privacy.assumptions, full)
+    return Promise(short, meaning, privacy.assumptions, full)
 
 
 def good_for(twin: Twin) -> list[str]:
     """Analyses that the model contains."""
-    uses = [
-        "The distribution of each column, within the spread that the pictures show.",
-    ]
+    uses = ["The distribution of each column, within the spread that the pictures show."]
     model = twin.model
     if isinstance(model, Mixture):
         uses.append(
@@ -93,9 +93,10 @@ def good_for(twin: Twin) -> list[str]:
             "express it: within a group the model has the columns independent of each other."
         )
         if model.response is not None:
+            name, kind = model.response
             uses.append(
-                f"The {model.response.kind} regression of {model.response.name!r} on all other "
-                "columns: a coefficient for each number and for each level but the first."
+                f"The {_SPOKEN[kind]} regression of {name!r} on all other columns: a coefficient "
+                "for each number and for each level but the first."
             )
     else:
         uses.append("What the model expresses, which was the maker's own: ask them.")
@@ -151,20 +152,21 @@ def convergence(posterior: Posterior, most: int = 12) -> tuple[bool, str]:
 
 def values_of(column: AnyColumn) -> str:
     """Levels or bounds of a column."""
+    gaps = "; may be missing" if column.nullable else ""
     if isinstance(column, Levelled):
         shown = ", ".join(map(str, column.levels[:_MOST_LEVELS]))
         rest = len(column.levels) - _MOST_LEVELS
-        return shown + (f" and {rest} more" if rest > 0 else "")
+        return shown + (f" and {rest} more" if rest > 0 else "") + gaps
     lower, upper = column.bounds
     scale = ", logarithmic" if isinstance(column, Real) and column.scale == "log" else ""
-    return f"{lower:,g} to {upper:,g}{scale}"
+    return f"{lower:,g} to {upper:,g}{scale}{gaps}"
 
 
 def outside_of(column: AnyColumn) -> str:
     """What became of values that are not declared."""
     if column.outside == "clamp":
         return "nearest bound"
-    return "missing" if column.outside == "missing" else f"became {column.outside}"
+    return "missing" if column.outside == "missing" else str(column.outside)
 
 
 def _guessing(epsilon: float, delta: float) -> float:
@@ -176,11 +178,29 @@ def _guessing(epsilon: float, delta: float) -> float:
 
 
 def _up(number: float, digits: int = 3) -> str:
-    """A number of so many digits, never smaller than it is."""
-    if number == 0:
-        return "0"
-    decimals = digits - 1 - math.floor(math.log10(number))
-    if decimals <= 0:
-        step = 10.0**-decimals
-        return f"{math.ceil(number / step) * step:,.0f}"
-    return f"{math.ceil(number * 10**decimals) / 10**decimals:.{decimals}f}".rstrip("0").rstrip(".")
+    """A number of so many digits, never smaller than it is.
+
+    >>> _up(0.99985), _up(2.7183), _up(4.951e-6, 2), _up(1234.5), _up(0.3)
+    ('1', '2.72', '5e-06', '1,240', '0.3')
+    """
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(number)))
+    return f"{float(rounded):,.0f}" if rounded >= 1000 else f"{float(rounded):g}"
+
+
+def rows_of(twin: Twin) -> str:
+    """What is publicly known of the original's size."""
+    privacy = twin.privacy
+    is_bound = isinstance(privacy, PrivacyStatement) and privacy.relation is Relation.ADD_OR_REMOVE
+    return f"at most {twin.num_rows:,}" if is_bound else f"{twin.num_rows:,}"
+
+
+def model_of_twin(twin: Twin) -> str:
+    """What kind of model the twin was drawn from."""
+    size = f"{twin.fit.family.dim:,} parameters"
+    if not isinstance(twin.model, Mixture):
+        return f"the maker's own, {size}"
+    text = f"a mixture of {twin.model.num_components} components, {size}"
+    if twin.model.response is None:
+        return text
+    name, kind = twin.model.response
+    return f"{text}, with a {_SPOKEN[kind]} regression of {name} on the others"
