@@ -23,7 +23,7 @@ from dpvim.trace import Trace
 
 _FEW = 12
 _LINES = 60
-_LARGEST_FOREST = 40
+LARGEST_FOREST = 40
 _DP, _TOTAL, _OTHER, _BAD = "tab:orange", "tab:blue", "tab:gray", "tab:red"
 
 
@@ -67,7 +67,7 @@ def plot_posterior(
     """
     table = posterior.summary(probability)
     other = None if nonprivate is None else nonprivate.summary(probability)  # type: ignore[attr-defined]
-    if len(table) <= _LARGEST_FOREST:
+    if len(table) <= LARGEST_FOREST:
         return _forest(table, other, probability)
     return _caterpillar(table, other, probability)
 
@@ -95,7 +95,7 @@ def plot_convergence(trace: Trace, posterior: Posterior) -> Figure:
     ax.axhline(MIN_TIMES, color="black", linestyle=":", linewidth=1)
     ax.set_yscale("log")
     ax.set_ylabel("window / autocorrelation time")
-    if len(labels) <= _LARGEST_FOREST:
+    if len(labels) <= LARGEST_FOREST:
         ax.set_xticks(places, labels, rotation=60 if len(labels) > 6 else 0, ha="right", fontsize=8)
     else:
         ax.set_xlabel("parameter")

@@ -135,7 +135,7 @@ def bins_of(column: AnyColumn, num_bins: int = NUM_BINS) -> Bins:
     if isinstance(column, Real):
         is_log = column.scale == "log"
         edges = (np.geomspace if is_log else np.linspace)(lower, upper, num_bins + 1)
-        labels = [f"{a:.3g} to {b:.3g}" for a, b in itertools.pairwise(edges)]
+        labels = [f"{short(a)} to {short(b)}" for a, b in itertools.pairwise(edges)]
         return Bins((*labels, *missing), edges, column.nullable, is_log)
     edges = _whole_edges(int(lower), int(upper), num_bins, growing=isinstance(column, Count))
     labels = [
@@ -167,6 +167,16 @@ def cramers_v(counts: Int[np.ndarray, "groups others"]) -> float:
     phi2 = max(0.0, phi2 - (rows - 1) * (columns - 1) / (total - 1))
     smaller = min(side - (side - 1) ** 2 / (total - 1) for side in (rows, columns))
     return 0.0 if smaller <= 1 else float(min(1.0, np.sqrt(phi2 / (smaller - 1))))
+
+
+def short(number: float) -> str:
+    """A number in three digits, without an exponent if it needs none.
+
+    >>> short(3162.3), short(0.1), short(2e9), short(5.0)
+    ('3160', '0.1', '2e+09', '5')
+    """
+    rounded = float(f"{number:.3g}")
+    return f"{rounded:.0f}" if 1000 <= abs(rounded) < 1e6 else f"{rounded:.3g}"
 
 
 def _codes(column: AnyColumn, groups: Bins, values: np.ndarray) -> np.ndarray:

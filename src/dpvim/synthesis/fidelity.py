@@ -2,8 +2,8 @@
 
 The distances are exact functions of private data, for the holder's eyes only.
 
->>> total_variation(np.array([8, 2]), np.array([5, 5]))
-0.3
+>>> total_variation(np.array([3, 1]), np.array([1, 1]))
+0.25
 """
 
 from __future__ import annotations

@@ -19,16 +19,18 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter
+from PIL import Image
 
-from dpvim.synthesis.contingency import Bins
+from dpvim.synthesis.contingency import Bins, short
 
 NOT_FOR_RELEASE = "NOT FOR RELEASE"
 _SYNTHETIC, _ORIGINAL, _ALARM, _EMPTY = "tab:blue", "black", "#b00020", "#dddddd"
-_DPI = 130
+_DPI, _COLOURS = 130, 128
 _SMALL, _WIDE = (4.0, 2.7), 4.5
 _MOST_BARS = 20
-# A group with a smaller share of the records has no distribution worth a look.
-_SMALLEST_SHARE = 0.002
+# A group with fewer records has no distribution worth a look.
+_SMALLEST_SHARE, _FEWEST = 0.002, 10
 Shares = Float[np.ndarray, "tables groups"]
 
 
@@ -49,7 +51,7 @@ def as_data_uri(figure: Figure) -> str:
         warnings.simplefilter("ignore", UserWarning)
         figure.savefig(buffer, format="png", dpi=_DPI)
     plt.close(figure)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    return "data:image/png;base64," + base64.b64encode(_smaller(buffer)).decode("ascii")
 
 
 def for_page(figure: Figure, *, height: float) -> Figure:
@@ -57,6 +59,10 @@ def for_page(figure: Figure, *, height: float) -> Figure:
     figure.set_size_inches(_WIDE, height)
     for axes in figure.axes:
         axes.set_title("")
+        for axis in (axes.xaxis, axes.yaxis):
+            if isinstance(axis.get_major_formatter(), FuncFormatter):  # names, not numbers
+                names = [label.get_text().replace(r"\$", "$") for label in axis.get_ticklabels()]
+                axis.set_ticks(axis.get_majorticklocs(), [_parameter(name) for name in names])
         if (legend := axes.get_legend()) is not None:
             # Beside the axes it would take half of the width.
             handles, labels = axes.get_legend_handles_labels()
@@ -116,7 +122,9 @@ def heat_map(names: Sequence[str], values: Float[np.ndarray, "k k"]) -> Figure:
     size = 8 if len(names) <= 15 else 7
     axes.set_xticks(range(len(names)), labels, rotation=60, ha="right", fontsize=size)
     axes.set_yticks(range(len(names)), labels, fontsize=size)
-    figure.colorbar(image, ax=axes, shrink=0.7, label="Cramer's V")
+    colours = figure.colorbar(image, ax=axes, shrink=0.7)
+    colours.ax.tick_params(labelsize=8)
+    colours.set_label("Cramer's V", fontsize=8)
     return figure
 
 
@@ -144,11 +152,11 @@ def pair(
         axes.set_facecolor(_EMPTY)
         image = axes.imshow(shade.T, cmap="Blues", vmin=0, vmax=top, origin="lower", aspect="auto")
         _label_groups(axes, bins[0], vertical=False)
-        axes.set_xlabel(plain(names[0], 28))
         if original is not None:
             axes.set_title(title, fontsize=9)
     _label_groups(grid[0], bins[1], vertical=True)
-    grid[0].set_ylabel(plain(names[1], 24))
+    figure.supylabel(plain(names[1], 26), fontsize=9)
+    figure.supxlabel(plain(names[0], 40), fontsize=9)
     colours = figure.colorbar(image, ax=list(grid))
     colours.ax.tick_params(labelsize=8)
     colours.set_label("share within", fontsize=8)
@@ -190,12 +198,28 @@ def intervals(table: pd.DataFrame, *, other: pd.DataFrame | None = None) -> Figu
 def plain(text: object, most: int) -> str:
     """A label of a certain length that is not taken for a formula.
 
-    >>> plain("a $x$ of my own", 8)
-    'a \\\\$x\\\\$ of…'
+    What is too long loses its middle: names often differ at the end.
+
+    >>> plain("the age of my cat", 10), plain("in $", 10)
+    ('the age…cat', 'in \\\\$')
     """
     label = " ".join(str(text).split())
-    label = label if len(label) <= most else label[: most - 1].rstrip() + "…"
+    if len(label) > most:
+        label = f"{label[: most - most // 3]}…{label[-(most // 3) :]}"
     return label.replace("$", r"\$")
+
+
+def _smaller(png: io.BytesIO) -> bytes:
+    """The picture with a palette instead of full colours: a third of the size."""
+    smaller = io.BytesIO()
+    with Image.open(png) as image:
+        image.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(smaller, "png")
+    return smaller.getvalue()
+
+
+def _parameter(name: str) -> str:
+    site, star, _ = name.partition(" (not converged)")
+    return plain(site, 22) + "*" * bool(star)
 
 
 def _stamp(figure: Figure) -> None:
@@ -253,7 +277,7 @@ def _are_even(bins: Bins) -> bool:
 def _conditional(counts: np.ndarray) -> np.ndarray:
     """Each row divided by its sum; rows with next to no records are NaN."""
     totals = counts.sum(axis=1, keepdims=True)
-    enough = totals >= max(1.0, _SMALLEST_SHARE * counts.sum())
+    enough = totals >= max(_FEWEST, _SMALLEST_SHARE * counts.sum())
     return np.where(enough, counts / np.maximum(totals, 1), np.nan)
 
 
@@ -265,7 +289,7 @@ def _label_groups(axes: Axes, bins: Bins, *, vertical: bool) -> None:
         chosen = [*(i for i in chosen if i < bins.size - 1 - every // 2), bins.size - 1]
     if bins.edges is not None and every > 1:
         # Where a group starts is shorter than its name.
-        texts = [f"{bins.edges[i]:.3g}" if i < bins.num_present else bins.labels[i] for i in chosen]
+        texts = [short(bins.edges[i]) if i < bins.num_present else bins.labels[i] for i in chosen]
     else:
         texts = [bins.labels[i] for i in chosen]
     labels = [plain(text, 12) for text in texts]

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from dpvim.models.mixture import Mixture
+from dpvim.plots import LARGEST_FOREST
 from dpvim.synthesis import pictures, words
 from dpvim.synthesis.model import coefficient_names
 from dpvim.synthesis.pictures import Picture
@@ -22,24 +23,17 @@ def model_content(twin: Twin) -> dict[str, Any]:
     fit, posterior = twin.fit, twin.fit.posterior
     settled, told = words.convergence(posterior)
     total = posterior.loc.size
-    coefficients = None
-    table = _coefficients(twin)
-    if table is not None:
-        alt = "Posterior of the regression's coefficients: " + "; ".join(
-            f"{name} {row.estimate:.2f} ({row.lower:.2f} to {row.upper:.2f})"
-            for name, row in table.head(12).iterrows()
-        )
-        coefficients = Picture(pictures.as_data_uri(pictures.intervals(table)), alt + ".")
     num_values = sum(math.prod(site.shape) for site in posterior.space.sites)
+    each_has_a_row = num_values <= LARGEST_FOREST
     return {
         "settled": settled,
         "told": told,
         "total": total,
-        "coefficients": coefficients,
-        "num_coefficients": 0 if table is None else len(table),
+        "coefficients": _coefficients_content(twin),
+        "starred": each_has_a_row and not settled,
         "posterior": Picture(
-            _uri(fit.plot_posterior(), height=1 + 0.2 * num_values if num_values <= 40 else 3.6),
-            f"Posterior intervals of all {total} parameters, with the part that is noise.",
+            _uri(fit.plot_posterior(), height=1 + 0.2 * num_values if each_has_a_row else 3.6),
+            f"Posterior intervals of {num_values} values, with the part that is noise.",
         ),
         "trace": Picture(
             _uri(fit.plot_trace(), height=4.6),
@@ -52,18 +46,36 @@ def model_content(twin: Twin) -> dict[str, Any]:
     }
 
 
+def _coefficients_content(twin: Twin) -> dict[str, Any] | None:
+    table = _coefficients(twin)
+    if table is None:
+        return None
+    # Those farthest from zero if there are many.
+    distance = (table["estimate"] / (table["upper"] - table["lower"])).abs().to_numpy()
+    shown = table.iloc[np.sort(np.argsort(-distance, kind="stable")[:_MOST_COEFFICIENTS])]
+    told = "; ".join(
+        f"{name} {row.estimate:.2f} ({row.lower:.2f} to {row.upper:.2f})"
+        for name, row in shown.head(12).iterrows()
+    )
+    picture = Picture(
+        pictures.as_data_uri(pictures.intervals(shown)),
+        f"Posterior of the regression's coefficients: {told}.",
+    )
+    return {"picture": picture, "shown": len(shown), "total": len(table)}
+
+
 def _uri(figure: Any, *, height: float) -> str:
     return pictures.as_data_uri(pictures.for_page(figure, height=height))
 
 
 def _coefficients(twin: Twin) -> pd.DataFrame | None:
-    """Posterior of the target's coefficients, those farthest from zero if there are many."""
+    """Posterior of the target's coefficients: means and 90 % intervals."""
     model = twin.model
     if not isinstance(model, Mixture) or model.response is None:
         return None
     site = f"{model.response.name}.coefficients"
     ends = twin.fit.posterior.interval(0.9)[site]
-    table = pd.DataFrame(
+    return pd.DataFrame(
         {
             "estimate": twin.fit.posterior.mean[site],
             "lower": ends[:, 0],
@@ -71,6 +83,3 @@ def _coefficients(twin: Twin) -> pd.DataFrame | None:
         },
         index=coefficient_names(model, twin.schema),
     )
-    distance = (table["estimate"] / (table["upper"] - table["lower"])).abs().to_numpy()
-    chosen = np.sort(np.argsort(-distance, kind="stable")[:_MOST_COEFFICIENTS])
-    return table.iloc[chosen]
