@@ -20,7 +20,7 @@ from dpvim.synthesis import words
 from dpvim.synthesis.comparison import NoAnalysisError, default_formula
 from dpvim.synthesis.model import model_of
 from dpvim.synthesis.report import write_report
-from dpvim.synthesis.schema import Binary, Count, Real, Schema
+from dpvim.synthesis.schema import Binary, Categorical, Count, Real, Schema
 from dpvim.synthesis.tables import write_table
 from dpvim.types import Relation
 
@@ -268,6 +268,16 @@ def test_a_hundred_columns(made, tmp_path):
     assert len(page) < 3_000_000
     assert "The 12 most dependent of 4950 pairs" in said(page)
     assert "30 of 100 columns" in said(page)
+
+
+def test_many_levels_are_cut_and_it_is_said(made, tmp_path):
+    schema = Schema((Categorical(name="c", levels=tuple(range(500)), reviewed=True),))
+    twin = dataclasses.replace(made.twin, schema=schema, model=model_of(schema, components=2))
+    frame = pd.DataFrame({"c": np.arange(100)})
+    write_report(twin, [frame, frame], tmp_path / "r.html")
+    text = said((tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert "c the most frequent of 500 levels" in text
+    assert "10, 11 and 488 more" in text
 
 
 # The command

@@ -138,8 +138,10 @@ def bins_of(column: AnyColumn, num_bins: int = NUM_BINS) -> Bins:
         labels = [f"{short(a)} to {short(b)}" for a, b in itertools.pairwise(edges)]
         return Bins((*labels, *missing), edges, column.nullable, is_log)
     edges = _whole_edges(int(lower), int(upper), num_bins, growing=isinstance(column, Count))
+    # Large numbers are rounded in labels, which have little room.
+    text = short if upper >= 1e6 else "{:.0f}".format
     labels = [
-        f"{a:.0f}" if b - a == 1 else f"{a:.0f} to {b - 1:.0f}"
+        text(a) if b - a == 1 else f"{text(a)} to {text(b - 1)}"
         for a, b in itertools.pairwise(edges)
     ]
     return Bins((*labels, *missing), edges, column.nullable)

@@ -28,7 +28,7 @@ NOT_FOR_RELEASE = "NOT FOR RELEASE"
 _SYNTHETIC, _ORIGINAL, _ALARM, _EMPTY = "tab:blue", "black", "#b00020", "#dddddd"
 _DPI, _COLOURS = 130, 128
 _SMALL, _WIDE = (4.0, 2.7), 4.5
-_MOST_BARS = 20
+MOST_BARS = 20
 # A group with fewer records has no distribution worth a look.
 _SMALLEST_SHARE, _FEWEST = 0.002, 10
 Shares = Float[np.ndarray, "tables groups"]
@@ -93,14 +93,15 @@ def marginal(bins: Bins, shares: Shares, original: np.ndarray | None = None) -> 
     figure = Figure(figsize=_SMALL, layout="constrained")
     axes = figure.add_subplot()
     mean, low, high = spread(shares)
-    draw = _steps if _are_even(bins) and bins.num_present > _MOST_BARS // 2 else _bars
+    draw = _steps if _are_even(bins) and bins.num_present > MOST_BARS // 2 else _bars
     draw(axes, bins, np.stack([mean, low, high]), original)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("share of rows")
     axes.spines[["top", "right"]].set_visible(False)
     if original is not None:
         _stamp(figure)
-        axes.legend(frameon=False, fontsize=8)
+        axes.set_ylim(top=1.2 * axes.get_ylim()[1])  # room for the legend
+        axes.legend(frameon=False, fontsize=8, loc="upper right", ncols=2)
     return figure
 
 
@@ -230,9 +231,9 @@ def _stamp(figure: Figure) -> None:
 
 def _bars(axes: Axes, bins: Bins, shares: np.ndarray, original: np.ndarray | None) -> None:
     chosen = np.arange(bins.size)
-    if bins.size > _MOST_BARS:
+    if bins.size > MOST_BARS:
         # The most frequent ones, in their declared order, and missing values.
-        order = np.argsort(-shares[0], kind="stable")[:_MOST_BARS]
+        order = np.argsort(-shares[0], kind="stable")[:MOST_BARS]
         chosen = np.unique([*order, bins.size - 1] if bins.nullable else order)
     places = np.arange(len(chosen))
     mean, low, high = shares[:, chosen]

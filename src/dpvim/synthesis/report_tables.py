@@ -73,6 +73,7 @@ def marginals(counted: Counted, original: BinnedTable | None) -> list[dict[str, 
         found.append(
             {
                 "name": name,
+                "cut": bins.size if bins.size > pictures.MOST_BARS and bins.edges is None else 0,
                 "picture": Picture(pictures.as_data_uri(figure), alt),
                 "tv": None if distances is None else float(distances[name]),
             }

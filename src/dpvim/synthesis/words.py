@@ -159,7 +159,7 @@ def values_of(column: AnyColumn) -> str:
         return shown + (f" and {rest} more" if rest > 0 else "") + gaps
     lower, upper = column.bounds
     scale = ", logarithmic" if isinstance(column, Real) and column.scale == "log" else ""
-    return f"{lower:,g} to {upper:,g}{scale}{gaps}"
+    return f"{lower:,.12g} to {upper:,.12g}{scale}{gaps}"
 
 
 def outside_of(column: AnyColumn) -> str:
