@@ -6,7 +6,7 @@ with the most interesting ones named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from dpvim.trace import Trace
 
 _FEW = 12
 _LINES = 60
-_LARGEST_FOREST = 40
+LARGEST_FOREST = 40
 _DP, _TOTAL, _OTHER, _BAD = "tab:orange", "tab:blue", "tab:gray", "tab:red"
 
 
@@ -33,7 +33,7 @@ def plot_trace(trace: Trace, posterior: Posterior, family: Family) -> Figure:
     A dotted line marks where the typical window starts; everything left of it is burn-in.
     """
     figure, axes = plt.subplots(2, 1, figsize=(9, 6), sharex=True, layout="constrained")
-    labels = posterior.space.raw_labels()
+    labels = _literal(posterior.space.raw_labels())
     scales = np.asarray(jax.vmap(lambda p: _stds(family, p))(trace.params))
     _draw_lines(axes[0], trace.steps, trace.loc, labels)
     _draw_lines(axes[1], trace.steps, scales, labels)
@@ -67,14 +67,14 @@ def plot_posterior(
     """
     table = posterior.summary(probability)
     other = None if nonprivate is None else nonprivate.summary(probability)  # type: ignore[attr-defined]
-    if len(table) <= _LARGEST_FOREST:
+    if len(table) <= LARGEST_FOREST:
         return _forest(table, other, probability)
     return _caterpillar(table, other, probability)
 
 
 def plot_convergence(trace: Trace, posterior: Posterior) -> Figure:
     """Each parameter's window in autocorrelation times; below fifty it tells too little."""
-    windows, labels = posterior.estimate.windows, posterior.space.raw_labels()
+    windows, labels = posterior.estimate.windows, _literal(posterior.space.raw_labels())
     times = np.array(
         [
             length / autocorrelation_time(trace.loc[-length:, [i]].astype(float))[0]
@@ -95,13 +95,18 @@ def plot_convergence(trace: Trace, posterior: Posterior) -> Figure:
     ax.axhline(MIN_TIMES, color="black", linestyle=":", linewidth=1)
     ax.set_yscale("log")
     ax.set_ylabel("window / autocorrelation time")
-    if len(labels) <= _LARGEST_FOREST:
+    if len(labels) <= LARGEST_FOREST:
         ax.set_xticks(places, labels, rotation=60 if len(labels) > 6 else 0, ha="right", fontsize=8)
     else:
         ax.set_xlabel("parameter")
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     ax.set_title("How much of the noise each window has seen")
     return figure
+
+
+def _literal(names: Iterable[str]) -> list[str]:
+    """Names as labels; between two dollar signs matplotlib would read a formula."""
+    return [name.replace("$", r"\$") for name in names]
 
 
 def _stds(family: Family, params: Any) -> Any:
@@ -145,7 +150,7 @@ def _forest(table: Any, other: Any, probability: float) -> Figure:
         ax.plot(other["mean"], rows + 0.25, "o", color=_OTHER, markersize=3)
     names = [
         name if good else f"{name} (not converged)"
-        for name, good in zip(table.index, table["converged"], strict=True)
+        for name, good in zip(_literal(table.index), table["converged"], strict=True)
     ]
     ax.set_yticks(rows, names)
     ax.invert_yaxis()
@@ -174,7 +179,7 @@ def _caterpillar(table: Any, other: Any, probability: float) -> Figure:
         )
     for place in (0, len(table) - 1):
         ax.annotate(
-            sorted_table.index[place],
+            _literal([sorted_table.index[place]])[0],
             (place, mean.iloc[place]),
             xytext=(6 if place == 0 else -6, 0),
             textcoords="offset points",

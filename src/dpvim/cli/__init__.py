@@ -10,6 +10,7 @@ from dpvim.cli.analyze_command import analyze
 from dpvim.cli.audit_command import audit
 from dpvim.cli.common import version_wanted
 from dpvim.cli.fit_command import fit
+from dpvim.cli.report_command import report
 from dpvim.cli.schema_commands import schema_app
 from dpvim.cli.twin_commands import plan, sample, synth
 
@@ -20,7 +21,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(schema_app, name="schema")
-for command in (plan, synth, sample, analyze, fit, audit):
+for command in (plan, synth, sample, analyze, report, fit, audit):
     app.command()(command)
 
 

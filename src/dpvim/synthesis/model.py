@@ -61,6 +61,11 @@ def model_of(
     return Mixture([_column(each) for each in schema.columns], components, response)
 
 
+def coefficient_names(model: Mixture, schema: Schema) -> list[str]:
+    """Names of the response's coefficients, with the levels as the schema has them."""
+    return _with_levels(model.feature_names, schema)
+
+
 class TableRegression:
     """A regression of one column of a table on all others.
 

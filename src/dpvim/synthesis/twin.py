@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,6 +38,7 @@ DEFAULT_CLIP_NORM = 2.0
 DEFAULT_LEARNING_RATE = 2e-2
 # Tables are drawn in pieces of so many rows, which bounds the memory they take.
 _PIECE_ROWS = 250_000
+_REPORT_TABLES = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +131,24 @@ class Twin:
             rows = draw_rows(self.model, jax.random.fold_in(key, i), draw, size)
             values, missing = jax.tree.map(np.asarray, tuple(rows))
             yield decode(EncodedTable(values, missing), self.schema)
+
+    def report(
+        self,
+        path: str | Path,
+        datasets: Iterable[pd.DataFrame | str | Path] | None = None,
+        **options: Any,
+    ) -> None:
+        """Write a page of HTML on the twin; see `dpvim.synthesis.report.write_report`.
+
+        Args:
+            path: The file.
+            datasets: Synthetic tables, frames or paths; default twenty that are drawn now.
+            options: ``compare=`` the original, for a report that is not for release; others.
+        """
+        from dpvim.synthesis.report import write_report  # it knows twins
+
+        tables = self.datasets(_REPORT_TABLES) if datasets is None else datasets
+        write_report(self, tables, path, **options)
 
     # -- files --------------------------------------------------------------------------------
 
