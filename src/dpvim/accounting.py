@@ -60,6 +60,11 @@ _WRAPPED = 1e-5
 # A bound on the relative rounding error of one step's masses, losses and Fourier coefficients:
 # three times the most that is seen against extended precision. T steps have T times that.
 _ROUNDING = 5e-15
+# Where records are rarely in a batch (q < 1e-4, T > 1e5), the tilt may bring up single losses that
+# are far above epsilon and far too rare to matter, and the window widens. A window of too many
+# points is tried with less of a tilt, at the price of more rounding errors.
+_MANY_POINTS = 2**20
+_LEAST_EASE = 0.5
 # Memory and time end here, and with them the refinement of the grid. What is returned is an upper
 # bound still, but may be well above the tight value.
 _MOST_POINTS = 2**22
@@ -163,8 +168,7 @@ def calibrate_noise(
         fine = functools.partial(cost, tolerance=_TOLERANCE)
         near = _bracketed_root(rough, epsilon, math.log(guess))
         slope = (rough(near + 0.05) - rough(near)) / 0.05
-        # Epsilon falls at least about as fast as the noise grows, whatever the errors of the rest.
-        log_noise = _root_near(near, fine, epsilon, min(slope, -0.5 * epsilon))
+        log_noise = _root_near(near, fine, epsilon, slope)
         while epsilon_of(event_at(log_noise), delta=delta, relation=relation) > epsilon:
             log_noise += _LOG_NOISE_TOLERANCE
         return math.exp(log_noise)
@@ -212,9 +216,13 @@ def _root_near(
     log_noise: float, cost: Callable[[float], float], epsilon: float, slope: float
 ) -> float:
     """The logarithm of a noise that costs `epsilon` or just less, in few evaluations."""
-    low, high = -math.inf, math.inf
+    low, high, last = -math.inf, math.inf, log_noise
     while high - low > _LOG_NOISE_TOLERANCE:
-        missing = (epsilon - cost(log_noise)) / slope
+        if abs(log_noise - last) > 10 * _LOG_NOISE_TOLERANCE:  # else it is the grids that differ
+            slope = (cost(log_noise) - cost(last)) / (log_noise - last)
+        last = log_noise
+        # Epsilon falls at least about as fast as the noise grows, whatever the errors of the rest.
+        missing = (epsilon - cost(log_noise)) / min(slope, -0.5 * epsilon)
         if -_LOG_NOISE_TOLERANCE <= missing <= 0:
             return log_noise
         low, high = (log_noise, high) if missing > 0 else (low, log_noise)
@@ -329,6 +337,9 @@ def _epsilon_above(
         width = min(width / 2, _expected_width(step, num_steps, tilt, aim, excess))
         grid = _grid(step, tilt, width)
         low, high = _window(grid, num_steps, delta, aim)
+        if high - low > _MANY_POINTS * width and ease > _LEAST_EASE:
+            ease, width = 0.8 * ease, 2 * width
+            continue
         if high - low > _MOST_POINTS * width:
             if best < math.inf:
                 return best
