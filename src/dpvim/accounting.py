@@ -61,10 +61,9 @@ _WRAPPED = 1e-5
 # three times the most that is seen against extended precision. T steps have T times that.
 _ROUNDING = 5e-15
 # Where records are rarely in a batch (q < 1e-4, T > 1e5), the tilt may bring up single losses that
-# are far above epsilon and far too rare to matter, and the window widens. A window of too many
-# points is tried with less of a tilt, at the price of more rounding errors.
+# are far above epsilon and far too rare to matter, and the window widens. A window of so many
+# points is tried with less of a tilt, where rounding errors allow it.
 _MANY_POINTS = 2**20
-_LEAST_EASE = 0.5
 # Memory and time end here, and with them the refinement of the grid. What is returned is an upper
 # bound still, but may be well above the tight value.
 _MOST_POINTS = 2**22
@@ -337,9 +336,12 @@ def _epsilon_above(
         width = min(width / 2, _expected_width(step, num_steps, tilt, aim, excess))
         grid = _grid(step, tilt, width)
         low, high = _window(grid, num_steps, delta, aim)
-        if high - low > _MANY_POINTS * width and ease > _LEAST_EASE:
-            ease, width = 0.8 * ease, 2 * width
-            continue
+        if high - low > _MANY_POINTS * width:
+            less = _grid(step, 0.9 * tilt, width)
+            # What a small part of delta adds to epsilon is about that part divided by the tilt.
+            if _rounding_share(less, num_steps, delta, aim) < 0.4 * tolerance * less.tilt * aim:
+                ease, width = 0.9 * ease, 2 * width
+                continue
         if high - low > _MOST_POINTS * width:
             if best < math.inf:
                 return best
@@ -554,6 +556,18 @@ def _solve(
     # Between points of the grid delta is linear in exp(epsilon).
     step_back = math.log((at_or_above[above] - budgets[below]) / discounted[above])
     return max(floor, float(loss[above]) + min(0.0, step_back) + rounding)
+
+
+def _rounding_share(grid: _Grid, num_steps: int, delta: float, epsilon: float) -> float:
+    """Rounding errors of delta at `epsilon` as a part of it, where most of the mass is at a point.
+
+    Elsewhere they are less.
+    """
+    log_mgf, weights = _tilted(grid.mass, grid.loss, grid.tilt)
+    norm = math.sqrt(np.sum(np.delete(weights, np.argmax(weights)) ** 2))
+    untilt = math.exp(min(num_steps * log_mgf - grid.tilt * epsilon - math.log(delta), 700.0))
+    norm *= _norm_of_what_is_summed(grid.tilt, grid.width)
+    return num_steps * _ROUNDING * norm * untilt
 
 
 def _norm_of_what_is_summed(tilt: float, width: float) -> float:
