@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
 import math
 from pathlib import Path
@@ -14,6 +15,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from dpvim import accounting, cache
+from dpvim.plan import PrivacyPlan
 from dpvim.types import Relation
 
 # 100 settings that fill the box of the tests, see benchmarks/accounting_reference.py.
@@ -108,17 +110,150 @@ def test_full_batches_are_the_gaussian_mechanism(relation, num_steps):
         assert exact - 1e-12 <= epsilon <= max(exact * 1.005, 5e-5)
 
 
+def with_cap(row, num_examples):
+    """Facts of a plan for so many records: most of its batches can be cut to size."""
+    facts = facts_of(row) | {"num_examples": num_examples}
+    plan = PrivacyPlan(
+        num_examples=num_examples,
+        sampling_prob=facts["sampling_prob"],
+        num_steps=facts["num_steps"],
+        clip_norm=1.0,
+    )
+    return facts | {"max_batch_size": plan.max_batch_size}
+
+
+@pytest.mark.parametrize("num_examples", [40, 10**4, 10**7])
+@pytest.mark.parametrize("row", ROWS[::5], ids=range(len(ROWS[::5])))
+def test_a_plan_with_a_cap_is_within_half_a_percent(row, num_examples):
+    """If all others are zero the cap does nothing but leave the record out, at a rate of 1e-17.
+
+    So the tight value without a cap is, but for that, a lower bound on the tight value with one.
+    """
+    facts = with_cap(row, num_examples)
+    epsilon = cost(row["noise"], delta=row["delta"], relation=row["relation"], **facts)
+    assert row["tight"] * (1 - 1e-5) <= epsilon <= row["tight"] * 1.005
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_plans_with_caps_over_the_whole_box(seed):
+    rng = np.random.default_rng([seed, 2])
+    epsilon, delta, prob, num_steps = (
+        math.exp(rng.uniform(math.log(low), math.log(high))) for low, high in RANGES.values()
+    )
+    num_steps, num_examples = round(num_steps), round(10 ** rng.uniform(1, 7))
+    if delta >= -math.expm1(num_steps * math.log1p(-prob)):
+        delta = prob * 1e-2  # above the probability of being in a batch no noise is needed
+    budget = {"delta": delta, "relation": list(Relation)[seed % 3]}
+    row = {"sampling_prob": prob, "num_steps": num_steps}
+    facts = with_cap(row, num_examples)
+    noise = calibrated(epsilon=epsilon, **budget, **facts)
+    here = cost(noise, **budget, **facts)
+    assert 0.99 * epsilon <= here <= epsilon
+    assert here == pytest.approx(cost(noise, **budget, **facts_of(row)), rel=1e-3)
+
+    more = with_cap(row | {"sampling_prob": min(1, 1.05 * prob)}, num_examples)
+    assert cost(noise * 1.01, **budget, **facts) < here
+    assert cost(noise, **(budget | {"delta": 1.05 * delta}), **facts) < here
+    assert cost(noise, **budget, **(facts | {"num_steps": math.ceil(1.05 * num_steps)})) > here
+    assert cost(noise, **budget, **more) > here
+
+
 @pytest.mark.parametrize("relation", list(Relation))
-@pytest.mark.parametrize("cap", [24, 60])
-def test_truncation_costs_what_dp_accounting_says(cap, relation):
-    facts = {"sampling_prob": 0.01, "num_steps": 300, "num_examples": 2_000}
-    event = accounting.dp_event(noise_multiplier=1.5, max_batch_size=cap, **facts)
+@pytest.mark.parametrize("spread", [5.5, 7, None])
+def test_truncation_costs_no_less_than_dp_accounting_says(spread, relation):
+    """Their analysis is finer where batches are often cut to size, and takes minutes elsewhere."""
+    row = {"sampling_prob": 0.01, "num_steps": 300}
+    facts = with_cap(row, 2_000)
+    if spread is not None:
+        facts["max_batch_size"] = math.ceil(20 + spread * math.sqrt(20))
+    event = accounting.dp_event(noise_multiplier=1.5, **facts)
     theirs = PLDAccountant(accounting_relation(relation), 3e-4)
     theirs.compose(event)
-    ours = accounting.epsilon_of(event, delta=1e-5, relation=relation)
-    assert ours == pytest.approx(theirs.get_epsilon(1e-5), rel=3e-3)
-    plain = cost(1.5, delta=1e-5, relation=relation, **(facts | {"max_batch_size": 2_000}))
-    assert ours > plain * (1 + {24: 0.2, 60: -1e-3}[cap])
+    ratio = accounting.epsilon_of(event, delta=1e-5, relation=relation) / theirs.get_epsilon(1e-5)
+    assert 0.997 < ratio < (1.05 if spread == 5.5 else 1.003)
+
+
+@pytest.mark.parametrize("relation", list(Relation))
+@pytest.mark.parametrize(
+    ("cap", "prob", "noise", "num_steps", "delta"),
+    [
+        (4, 0.05, 0.7, 2, 1e-4),
+        (4, 0.3, 1.0, 2, 0.05),
+        (3, 0.1, 0.4, 1, 1e-3),
+        (2, 0.3, 1.0, 1, 0.2),
+    ],
+)
+def test_what_is_promised_of_cut_batches_is_so(cap, prob, noise, num_steps, delta, relation):
+    facts = {"sampling_prob": prob, "num_steps": num_steps, "num_examples": 5}
+    epsilon = cost(noise, delta=delta, relation=relation, max_batch_size=cap, **facts)
+    assert exact_delta(epsilon, relation, 5, cap, prob, noise, num_steps) <= delta
+
+
+@pytest.mark.parametrize(
+    ("num_examples", "cap", "prob", "noise", "num_steps", "delta", "refused"),
+    [
+        (2, 1, 0.05, 1.0, 2, 0.01, False),
+        (6, 2, 0.9, 0.7, 1, 1e-6, True),
+        (4, 1, 0.9, 0.7, 2, 1e-6, True),
+    ],
+)
+def test_cut_batches_cost_more_than_others(
+    num_examples, cap, prob, noise, num_steps, delta, refused
+):
+    """The others are pushed out by the record, or their number tells that it is there."""
+    relation = Relation.ADD_OR_REMOVE
+    exact = functools.partial(
+        exact_delta,
+        relation=relation,
+        num_examples=num_examples,
+        cap=cap,
+        prob=prob,
+        noise=noise,
+        num_steps=num_steps,
+    )
+    facts = {"sampling_prob": prob, "num_steps": num_steps, "num_examples": num_examples}
+    ask = functools.partial(cost, noise, delta=delta, relation=relation, **facts)
+    assert exact(ask(max_batch_size=num_examples)) > delta
+    if refused:
+        with pytest.raises(ValueError, match="cut to size"):
+            ask(max_batch_size=cap)
+    else:
+        assert exact(ask(max_batch_size=cap)) <= delta
+
+
+def exact_delta(epsilon, relation, num_examples, cap, prob, noise, num_steps):
+    """From all batches there are, and all ways to cut them."""
+    others = [-1.0] * (num_examples - 1)  # a record in the place of one of them moves a sum by 2
+    instead = {Relation.ZERO_OUT: [0.0], Relation.ADD_OR_REMOVE: [], Relation.REPLACE_ONE: [-1.0]}
+    y = np.linspace(-num_examples - 7 * noise, num_examples + 7 * noise, 501)
+    p, q = (
+        mass_of_releases(y, values + others, prob, cap, noise, num_steps)
+        for values in ([1.0], instead[relation])
+    )
+    return max(np.sum(np.maximum(0, a - math.exp(epsilon) * b)) for a, b in [(p, q), (q, p)])
+
+
+def mass_of_releases(y, values, prob, cap, noise, num_steps):
+    density = np.zeros_like(y)
+    for coins in itertools.product([False, True], repeat=len(values)):
+        drawn = list(itertools.compress(values, coins))
+        chance = prob ** len(drawn) * (1 - prob) ** (len(values) - len(drawn))
+        kept = list(itertools.combinations(drawn, min(cap, len(drawn))))
+        for batch in kept:
+            density += chance / len(kept) * np.exp(-(((y - sum(batch)) / noise) ** 2) / 2)
+    mass = density * (y[1] - y[0]) / (noise * math.sqrt(2 * math.pi))
+    assert np.sum(mass) == pytest.approx(1, abs=1e-9)
+    return mass if num_steps == 1 else np.outer(mass, mass)
+
+
+def test_a_delta_below_the_cost_of_the_cap_is_refused():
+    facts = {"num_examples": 10_000, "max_batch_size": 250}
+    spent = 2_000 * accounting.cut_prob(sampling_prob=0.02, num_examples=10_000, max_batch_size=250)
+    assert 1e-5 < spent < 1e-1
+    for ask in (functools.partial(cost, 3.0), calibrated):
+        with pytest.raises(ValueError, match="delta: expected more than"):
+            ask(delta=spent, **facts)
+        assert ask(delta=1.5 * spent, **facts) > 0
 
 
 def accounting_relation(relation):
@@ -186,9 +321,9 @@ def test_a_record_may_come_or_go():
     step = accounting.dp_event(noise_multiplier=2.0, **USUAL).event
     for relation in (Relation.ZERO_OUT, Relation.ADD_OR_REMOVE):
         directions = accounting._directions(step, relation)
-        assert [[(d.p, d.r, d.shift) for d in one] for one in directions] == [
-            [(0.02, 0.0, 0.5)],
-            [(0.0, 0.02, 0.5)],
+        assert [(pair.p, pair.r, pair.shift) for pair in directions] == [
+            (0.02, 0.0, 0.5),
+            (0.0, 0.02, 0.5),
         ]
 
 
@@ -199,7 +334,7 @@ PAIRS = [(1e-5, 0.0), (0.0, 1e-5), (0.3, 0.0), (0.0, 0.3), (0.02, 0.02), (1.0, 0
 @pytest.mark.parametrize("shift", [1e-6, 0.1, 1.0, 3.0])
 def test_the_grid_keeps_both_masses_and_never_lowers_a_loss(p, r, shift):
     pair = accounting._Pair(p, r, shift)
-    step = accounting._cut_to_pieces([pair], 1e-25)
+    step = accounting._cut_to_pieces(pair, 1e-25)
     assert step.lost < 1e-24
     spread = math.sqrt(np.cov(step.mean, aweights=step.mass))
     for width in (0.01 * spread, spread):

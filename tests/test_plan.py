@@ -63,23 +63,36 @@ def test_one_full_batch_release_is_the_gaussian_mechanism():
     assert exact <= plan.epsilon(1e-6) <= exact * 1.005
 
 
-def test_truncation_is_accounted_for():
-    """A cap at two standard deviations above the mean turns epsilon 1 into about 1.17."""
-    plan = plan_of(num_examples=30_162, sampling_prob=0.01, num_steps=20_000)
-    plan = plan.calibrate(epsilon=1.0, delta=1e-5)
+@pytest.mark.parametrize(
+    ("num_examples", "sampling_prob", "cap"),
+    [(30_162, 0.01, 476), (30_162, 0.181, 6_109), (10**5, 1e-5, 19), (40, 0.9, 40), (1, 0.5, 1)],
+)
+def test_the_cap_is_part_of_the_event_and_costs_next_to_nothing(num_examples, sampling_prob, cap):
+    facts = {"num_examples": num_examples, "sampling_prob": sampling_prob, "num_steps": 10**7}
+    plan = plan_of(**facts, noise_multiplier=3.0)
+    assert plan.max_batch_size == plan.with_steps(1).max_batch_size == cap
     event = plan.dp_event.event
+    if cap == num_examples:
+        assert isinstance(event, dp_accounting.PoissonSampledDpEvent)
+        return
     assert isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent)
-    assert event.truncated_batch_size == plan.max_batch_size
-    spread = math.sqrt(plan.expected_batch_size * 0.99)
-    assert plan.max_batch_size == math.ceil(plan.expected_batch_size + 6 * spread)
-    capped = accounting.dp_event(
-        noise_multiplier=plan.noise_multiplier,
-        sampling_prob=0.01,
-        num_steps=20_000,
-        num_examples=30_162,
-        max_batch_size=math.ceil(plan.expected_batch_size + 2 * spread),
+    assert event.truncated_batch_size == cap
+    # The record, and the cap or more of the others: exactly, from the terms of the binomial.
+    others = sum(
+        math.exp(
+            math.lgamma(num_examples)
+            - math.lgamma(k + 1)
+            - math.lgamma(num_examples - k)
+            + k * math.log(sampling_prob)
+            + (num_examples - 1 - k) * math.log1p(-sampling_prob)
+        )
+        for k in range(cap, num_examples)
     )
-    assert 1.1 < accounting.epsilon_of(capped, delta=1e-5, relation=Relation.ZERO_OUT) < 1.25
+    assert sampling_prob * others <= 1e-22
+    del facts["num_steps"]
+    charged = accounting.cut_prob(**facts, max_batch_size=cap)
+    assert charged == pytest.approx(sampling_prob * others, rel=1e-6)
+    assert accounting.cut_prob(**facts, max_batch_size=cap - 1) > 1e-22
 
 
 def test_replace_one_needs_twice_the_noise():

@@ -10,6 +10,7 @@ True
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 import warnings
@@ -20,9 +21,10 @@ import dp_accounting
 from dpvim import _validate, accounting
 from dpvim.types import PrivacyWarning, Relation
 
-# A batch is cut off at its mean plus this many standard deviations. The cut is accounted for; at
-# six it is rare (once in 10^9 steps for large batches, in 10^5 for batches of a few records).
-_CAP_STANDARD_DEVIATIONS = 6.0
+# What the cap on batches may add to delta in a step: a thousandth of 1e-12 in 10^7 steps. It takes
+# nine to ten standard deviations above the mean for large batches, more for a few records. The
+# cap must not depend on the number of steps: a run that is stopped keeps the one it had.
+_MOST_CUT_PROB = 1e-22
 # Fine enough that rounding costs next to nothing, coarse enough that 64 standard deviations of
 # noise fit 32 bits.
 _GRID_BITS = 24
@@ -44,9 +46,16 @@ class _Schedule:
     @property
     def max_batch_size(self) -> int:
         """Public cap on a batch; a larger draw is cut to a uniformly chosen part of it."""
-        spread = math.sqrt(self.expected_batch_size * (1 - self.sampling_prob))
-        cap = math.ceil(self.expected_batch_size + _CAP_STANDARD_DEVIATIONS * spread)
-        return min(self.num_examples, max(cap, 1))
+
+        def rarely_cuts(cap: int) -> bool:
+            added = accounting.cut_prob(
+                sampling_prob=self.sampling_prob,
+                num_examples=self.num_examples,
+                max_batch_size=cap,
+            )
+            return added <= _MOST_CUT_PROB
+
+        return 1 + bisect.bisect_left(range(1, self.num_examples), True, key=rarely_cuts)
 
     def with_steps(self, num_steps: int) -> Self:
         """The same plan for another number of steps, at the same noise."""
