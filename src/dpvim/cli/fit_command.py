@@ -35,7 +35,12 @@ from dpvim.synthesis.folders import new_folder, write_json
 from dpvim.synthesis.model import TableRegression, own_model
 from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.tables import read_table
-from dpvim.synthesis.twin import DEFAULT_CLIP_NORM, DEFAULT_LEARNING_RATE, default_delta
+from dpvim.synthesis.twin import (
+    DEFAULT_CLIP_NORM,
+    DEFAULT_LEARNING_RATE,
+    DEFAULT_STEPS,
+    default_delta,
+)
 from dpvim.types import Relation
 
 
@@ -53,7 +58,7 @@ def fit(
     clip_norm: ClipNorm = DEFAULT_CLIP_NORM,
     learning_rate: LearningRate = DEFAULT_LEARNING_RATE,
     sampling_prob: SamplingProb = None,
-    steps: Steps = None,
+    steps: Steps = DEFAULT_STEPS,
     relation: RelationOption = Relation.ZERO_OUT,
     num_examples: NumExamples = None,
     level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.9,

@@ -51,7 +51,7 @@ LearningRate = Annotated[float, typer.Option(help="Of the optimiser, Adam.")]
 SamplingProb = Annotated[
     float | None, typer.Option(help="Probability that a record is in a batch.  [default: by size]")
 ]
-Steps = Annotated[int | None, typer.Option(help="Number of steps.  [default: 10000]")]
+Steps = Annotated[int, typer.Option(help="Number of steps.")]
 Datasets = Annotated[int, typer.Option(help="Number of synthetic tables.")]
 RowsOut = Annotated[
     int | None, typer.Option("--rows", help="Rows of each.  [default: as the original]")

@@ -36,7 +36,7 @@ from dpvim.cli.options import (
     TwinFolder,
     command_line,
 )
-from dpvim.plan import PrivacyPlan, default_sampling_prob, resolve_num_steps
+from dpvim.plan import PrivacyPlan, default_sampling_prob
 from dpvim.synthesis.encoding import encode
 from dpvim.synthesis.folders import new_folder
 from dpvim.synthesis.model import model_of, own_model
@@ -47,6 +47,7 @@ from dpvim.synthesis.twin import (
     DEFAULT_CLIP_NORM,
     DEFAULT_COMPONENTS,
     DEFAULT_LEARNING_RATE,
+    DEFAULT_STEPS,
     Twin,
     default_delta,
     synthesize,
@@ -64,7 +65,7 @@ def plan(
     components: Components = DEFAULT_COMPONENTS,
     clip_norm: ClipNorm = DEFAULT_CLIP_NORM,
     sampling_prob: SamplingProb = None,
-    steps: Steps = None,
+    steps: Steps = DEFAULT_STEPS,
     relation: RelationOption = Relation.ZERO_OUT,
     as_json: AsJson = False,
 ) -> None:
@@ -82,7 +83,7 @@ def plan(
         made = PrivacyPlan(
             num_examples=rows,
             sampling_prob=prob,
-            num_steps=resolve_num_steps(num_steps=steps, num_epochs=None, sampling_prob=prob),
+            num_steps=steps,
             clip_norm=clip_norm,
             relation=relation,
         ).calibrate(epsilon=epsilon, delta=spent_delta)
@@ -125,7 +126,7 @@ def synth(
     clip_norm: ClipNorm = DEFAULT_CLIP_NORM,
     learning_rate: LearningRate = DEFAULT_LEARNING_RATE,
     sampling_prob: SamplingProb = None,
-    steps: Steps = None,
+    steps: Steps = DEFAULT_STEPS,
     relation: RelationOption = Relation.ZERO_OUT,
     num_examples: NumExamples = None,
     delimiter: Delimiter = None,
