@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test lint format audit bench-published clean
 
 demo: $(READY)
-	$(BIN)/python examples/affairs.py
+	$(BIN)/python examples/demo.py
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto
