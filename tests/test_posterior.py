@@ -285,13 +285,18 @@ def test_a_hostile_file_runs_nothing(fit, tmp_path):
 
 
 def test_a_file_cannot_claim_less_than_its_plan_costs(fit, tmp_path):
-    def lower(raw):
-        meta = json.loads(raw)
-        meta["privacy"]["epsilon"] = 1e-3
-        return json.dumps(meta).encode()
+    def claiming(**fields):
+        def change(raw):
+            meta = json.loads(raw)
+            meta["privacy"] |= fields
+            return json.dumps(meta).encode()
+
+        return change
 
     with pytest.raises(dpvim.FileError):
-        dpvim.load(rewritten(fit, tmp_path, meta=lower))
+        dpvim.load(rewritten(fit, tmp_path, meta=claiming(epsilon=1e-3)))
+    with pytest.raises(dpvim.FileError, match="1 are accounted for"):
+        dpvim.load(rewritten(fit, tmp_path, meta=claiming(steps_done=1)))
 
 
 @pytest.mark.parametrize(

@@ -132,9 +132,10 @@ def _assemble(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> SavedFit:
             raise ValueError(f"the array {name!r} has shape {array.shape} and type {array.dtype}")
     family = FAMILIES[meta["family"]](space.dim, meta["scale_transform"])
     plan = _plan_from_json(meta["plan"])
-    return SavedFit(
-        plan, _privacy_from_json(meta["privacy"], plan), Trace(steps, params), space, family
-    )
+    privacy = _privacy_from_json(meta["privacy"], plan)
+    if isinstance(privacy, PrivacyStatement) and privacy.steps_done < steps[-1]:
+        raise ValueError(f"{steps[-1]} steps were taken, {privacy.steps_done} are accounted for")
+    return SavedFit(plan, privacy, Trace(steps, params), space, family)
 
 
 def _plan_to_json(plan: Plan) -> dict[str, Any]:
