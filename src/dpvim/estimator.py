@@ -23,12 +23,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from dpvim.family import Family, Params
-from dpvim.mechanism import Lattice, Likelihood, add_noise
+from dpvim.mechanism import Lattice, Likelihood, add_noise, in_pieces
 from dpvim.plan import Plan
 from dpvim.types import Latent, LogPrior, Mask, Record, Scalar
 from dpvim.variants import Variant
 
 _SMALLEST_WEIGHT = 1e-30
+# Batches are worked on in pieces of so many numbers, 4 MB: faster than larger ones, which leave the
+# caches (five times at d 700), and the memory of a step does not grow with its batch.
+_PIECE_NUMBERS = 2**20
 
 
 class Problem(NamedTuple):
@@ -57,6 +60,9 @@ def make_estimator(problem: Problem, family: Family, variant: Variant, plan: Pla
     """Put a problem, a family, a variant and a plan together."""
     probe = family.reparametrise
     lattice = Lattice.of(plan, dim=problem.dim, num_released=variant.num_released)
+    clipped_sum = in_pieces(
+        problem.likelihood.clipped_sum, most_rows=max(1, _PIECE_NUMBERS // problem.dim)
+    )
 
     def release(
         params: Params, eta: Array, batch: Record, is_padding: Mask, noise: Int[Array, " r"]
@@ -64,9 +70,7 @@ def make_estimator(problem: Problem, family: Family, variant: Variant, plan: Pla
         # A weight whose squares may have underflown says nothing; its coordinate is left out.
         weights = variant.weights(params, eta)
         weights = jnp.where(weights < _SMALLEST_WEIGHT, 0.0, weights)
-        total = problem.likelihood.clipped_sum(
-            probe(params, eta), weights, batch, is_padding, lattice.row_bound
-        )
+        total = clipped_sum(probe(params, eta), weights, batch, is_padding, lattice.row_bound)
         with jax.enable_x64(True):  # the sum is in double precision and stays there
             encoded = variant.encode(params, eta, total)
             # Coordinates that were left out may have infinite slopes: nothing times infinity.

@@ -201,6 +201,42 @@ class ClippedSum(Protocol):
     ) -> Float[Array, " d"]: ...
 
 
+def in_pieces(clipped_sum: ClippedSum, most_rows: int) -> ClippedSum:
+    """The same sum over at most so many rows at a time, which bounds the memory that it takes.
+
+    How a batch is cut is public, so it is cut alike with and without a record. Sums of whole
+    multiples of a quantum are exact in any order; others, which are in double precision, take no
+    more additions than `Lattice` allows for.
+    """
+
+    def total(
+        latent: Latent, weights: Float[Array, " d"], batch: Record, is_padding: Mask, bound: float
+    ) -> Float[Array, " d"]:
+        count = -(-is_padding.size // most_rows)
+        if count == 1:
+            return clipped_sum(latent, weights, batch, is_padding, bound)
+        # Pieces of equal size: the last one is padded.
+        size = -(-is_padding.size // count)
+        more = count * size - is_padding.size
+
+        def cut(leaf: Array, fill: Any) -> Array:
+            padded = jnp.pad(leaf, [(0, more)] + [(0, 0)] * (leaf.ndim - 1), constant_values=fill)
+            return padded.reshape(count, size, *leaf.shape[1:])
+
+        pieces = (jax.tree.map(lambda leaf: cut(leaf, 0), batch), cut(is_padding, True))
+
+        def add(so_far: Float[Array, " d"], piece: tuple[Record, Mask]) -> tuple[Array, None]:
+            share = clipped_sum(latent, weights, *piece, bound)
+            with jax.enable_x64(True):
+                return so_far + share.astype(jnp.float64), None
+
+        with jax.enable_x64(True):
+            nothing = jnp.zeros(weights.shape, jnp.float64)
+        return jax.lax.scan(add, nothing, pieces)[0]
+
+    return total
+
+
 class Likelihood(NamedTuple):
     """A likelihood that factorises over records, and the way to its clipped gradient sum.
 
