@@ -90,7 +90,7 @@ def compiled_chunk(work: tuple[Any, ...], setting: Any) -> Any:
         supply = infer.Supply(engine, rows, SecretStreams(1))
         batches, noise = jax.tree.map(jnp.asarray, supply.draw(steps, steps))
         bounds = jnp.array([0, steps], jnp.int32)
-        chunk = jax.jit(lambda s, d, b, n: infer._run_chunk(engine, s, d, b, n, bounds))
+        chunk = jax.jit(lambda s, d, b, n: engine.run_chunk(s, d, b, n, bounds))
         run = chunk.lower(state, data, batches, noise).compile()
     return lambda: jax.block_until_ready(run(state, data, batches, noise))
 

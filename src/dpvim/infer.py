@@ -64,6 +64,7 @@ class Engine(NamedTuple):
         family, variant, plan: What it was made from.
         init: ``(key, loc, scale) -> State``.
         step: ``(state, eta, batch, is_padding, noise) -> (State, Info)``, pure.
+        run_chunk: Many steps, compiled once for all runs of this engine; see `_run_chunk`.
     """
 
     family: Family
@@ -71,6 +72,7 @@ class Engine(NamedTuple):
     plan: Plan
     init: Callable[[Array, Array, float], State]
     step: Callable[[State, Array, Record, Mask, Array], tuple[State, Info]]
+    run_chunk: Callable[..., tuple[State, Params]]
 
 
 class Run(NamedTuple):
@@ -106,7 +108,8 @@ def make_engine(
         info = Info(estimator.probe(state.params, eta), release)
         return State(params, opt_state, state.key, state.step + 1), info
 
-    return Engine(family, variant, plan, init, step)
+    run_chunk = jax.jit(functools.partial(_run_chunk, step, family))
+    return Engine(family, variant, plan, init, step, run_chunk)
 
 
 class Supply:
@@ -156,9 +159,9 @@ class Supply:
         raise TypeError("a supply of noise is not copied or stored: noise would be used twice.")
 
 
-def eta_for(engine: Engine, key: Array, step: Int[Array, ""]) -> Array:
+def eta_for(family: Family, key: Array, step: Int[Array, ""]) -> Array:
     """The shared draw of a step; it depends on the key and the step's number alone."""
-    return engine.family.base_draw(jax.random.fold_in(key, step))
+    return family.base_draw(jax.random.fold_in(key, step))
 
 
 def select_batch(data: Record, rows: Int[Array, " batch"]) -> tuple[Record, Mask]:
@@ -208,9 +211,8 @@ def run(
     supply = Supply(engine, num_rows_of(data), streams)
     data = with_public_shape(data, engine.plan)
     capacity = _chunk_capacity(engine, supply.batch_size, trace_every, num_steps)
-    run_chunk = jax.jit(functools.partial(_run_chunk, engine))
     state, steps, snapshots = _loop(
-        functools.partial(run_chunk, data=data),
+        functools.partial(engine.run_chunk, data=data),
         supply.draw,
         state,
         span=(int(state.step), num_steps),
@@ -257,7 +259,7 @@ def run_many(
 
     capacity = _chunk_capacity(engine, supplies[0].batch_size, trace_every, num_steps)
     in_axes = (0, 0 if stacked else None, 0, 0, None)
-    run_chunks = jax.jit(jax.vmap(functools.partial(_run_chunk, engine), in_axes))
+    run_chunks = jax.jit(jax.vmap(engine.run_chunk, in_axes))
     states, steps, snapshots = _loop(
         lambda state, rows, noise, bounds: run_chunks(state, data, rows, noise, bounds),
         draw,
@@ -343,7 +345,8 @@ def _check_budget(engine: Engine, first: int, num_steps: int) -> None:
 
 
 def _run_chunk(
-    engine: Engine,
+    step: Callable[[State, Array, Record, Mask, Array], tuple[State, Info]],
+    family: Family,
     state: State,
     data: Record,
     rows: Int[Array, "capacity batch"],
@@ -355,11 +358,11 @@ def _run_chunk(
     How many steps there are is a value, not a shape, so that one compilation serves all chunks.
     """
     numbers = state.step + jnp.arange(noise.shape[0])
-    etas = jax.vmap(functools.partial(eta_for, engine, state.key))(numbers)
+    etas = jax.vmap(functools.partial(eta_for, family, state.key))(numbers)
 
     def one_step(i: Int[Array, ""], state: State) -> State:
         batch, is_padding = select_batch(data, rows[i])
-        return engine.step(state, etas[i], batch, is_padding, noise[i])[0]
+        return step(state, etas[i], batch, is_padding, noise[i])[0]
 
     def one_segment(state: State, ends: Any) -> tuple[State, Params]:
         state = jax.lax.fori_loop(ends[0], ends[1], one_step, state)

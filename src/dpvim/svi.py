@@ -301,7 +301,7 @@ class DPSVI:
     def _gather_and_step(
         self, state: State, data: Any, rows: Array, noise: Array
     ) -> tuple[State, Info]:
-        eta = eta_for(self._engine, state.key, state.step)
+        eta = eta_for(self._engine.family, state.key, state.step)
         batch, is_padding = select_batch(with_public_shape(data, self.plan), rows)
         return self._engine.step(state, eta, batch, is_padding, noise)
 

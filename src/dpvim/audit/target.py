@@ -42,7 +42,7 @@ class Target(NamedTuple):
 
     def eta(self, step: int) -> Array:
         """The public draw of a step."""
-        return eta_for(self.engine, self.state.key, jnp.int32(step))
+        return eta_for(self.engine.family, self.state.key, jnp.int32(step))
 
     def encode(self, step: int, gradient: np.ndarray) -> np.ndarray:
         """What the adversary expects of one gradient, before any clip."""
