@@ -250,16 +250,21 @@ def test_a_lattice_that_would_cost_much_is_refused():
         Lattice.of(plan, dim=100, num_released=100)
 
 
-def test_norm_and_sum_see_the_same_gradients():
-    """Gradients that cancel are stored before norm and sum use them: the compiled program has a
-    loop whose length it does not know around them."""
+@pytest.mark.parametrize("runs", [None, 4])
+def test_norm_and_sum_see_the_same_gradients(runs):
+    """Gradients that cancel are stored before norm and sum use them: in the compiled program they
+    are what a branch returns, and the program cannot tell which branch is taken. That must hold
+    for vectorised runs, where a choice may become the evaluation of both branches."""
 
-    @jax.jit
     def program(x, is_padding):
         return clipped_sum(lambda: (x * 1.1 - x) * 1e8, jnp.ones(3), is_padding, 1.0)
 
-    compiled = program.lower(jnp.ones((64, 3)), jnp.zeros(64, bool)).compile()
-    assert "while" in compiled.as_text()
+    arguments = jnp.ones((64, 3)), jnp.zeros(64, bool)
+    if runs is not None:
+        program = jax.vmap(program)
+        arguments = jax.tree.map(lambda leaf: jnp.stack([leaf] * runs), arguments)
+    compiled = jax.jit(program).lower(*arguments).compile()
+    assert " conditional(" in compiled.as_text()
 
 
 def test_clip_factors_are_one_inside_and_shrink_outside():

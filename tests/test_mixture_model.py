@@ -265,12 +265,12 @@ def test_no_row_of_a_batch_exceeds_the_bound(name):
 
 
 def test_norm_and_sum_see_numbers_that_are_stored():
-    """The loop that keeps the compiler from working them out twice is still there."""
+    """The branch that keeps the compiler from working them out twice is still there."""
     found, _, batch = setting("mixed")
     arguments = (latent_of(found.space), jnp.ones(found.space.dim), batch)
     is_padding = jnp.zeros(NUM_ROWS, bool)
     program = compiled(found.problem.likelihood).lower(*arguments, is_padding, BOUND).compile()
-    assert " while(" in program.as_text()
+    assert " conditional(" in program.as_text()
 
 
 def test_the_sum_is_in_double_precision():

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from dpvim.plan import Plan
 from dpvim.types import Latent, LogLikelihood, Mask, Record
@@ -177,12 +177,28 @@ def settled(make: Callable[[], Tree], is_padding: Mask, like: Any) -> Tree:
 
     A compiler may work out a number twice, here for the norm and for the sum, and round
     differently (with a fused multiply-add in one of them); where numbers cancel the difference
-    knows no bound. What a loop returns is stored. This one runs once, which the compiler cannot
-    know; it costs nothing if all of the work is inside.
+    knows no bound. What a branch returns is stored. There is a choice of two branches here, and
+    the compiler cannot know that it is always the first.
     """
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-    once = 1 + jnp.sum(is_padding) // (is_padding.size + 1)
-    return jax.lax.fori_loop(0, once, lambda *_: make(), nothing)
+
+    def nothing() -> Tree:
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+
+    return jax.lax.cond(_is_true(is_padding), make, nothing)
+
+
+@jax.custom_batching.custom_vmap
+def _is_true(is_padding: Mask) -> Bool[Array, ""]:
+    """True: there is no more padding than there are rows. Known when the program runs."""
+    return jnp.sum(is_padding) <= is_padding.size
+
+
+@_is_true.def_vmap
+def _is_true_for_all(
+    axis_size: int, in_batched: list[bool], is_padding: Bool[Array, "runs batch"]
+) -> tuple[Bool[Array, ""], bool]:
+    # One answer for all: a choice that differed between runs would be made after both branches.
+    return _is_true(is_padding), False
 
 
 class ClippedSum(Protocol):
