@@ -54,6 +54,19 @@ MODELS = {
         1,
         Response("y", "logistic"),
     ),
+    # Columns that are called as features of others are.
+    "alike": Mixture(
+        [
+            NormalColumn("b=1"),
+            CategoricalColumn("b", 3),
+            NormalColumn("x", nullable=True),
+            NormalColumn("x missing"),
+            CountColumn("intercept", upper=9),
+            CountColumn("n", upper=30),
+        ],
+        2,
+        Response("n", "poisson"),
+    ),
 }
 
 
@@ -366,6 +379,17 @@ def test_large_integers_stay_in_the_domain():
     assert back[0] >= -(2**31 - 1)
     assert back[1] == 0
     assert back[2] > 2**31 - 200
+
+
+@pytest.mark.parametrize("lower", [1_700_000_000, -(2**31 - 1)])
+def test_large_integers_that_lie_close_together_are_told_apart(lower):
+    column = NormalColumn("second", lower=lower, upper=lower + 100, integral=True)
+    values = jnp.arange(lower, lower + 101, dtype=jnp.int32)
+    standard = column.standardised(values)
+    np.testing.assert_allclose(standard, np.linspace(-1, 1, 101) * np.sqrt(3), atol=1e-6)
+    np.testing.assert_array_equal(column.on_scale(standard), values)
+    ends = column.on_scale(jnp.array([-9.0, 9.0]))
+    np.testing.assert_array_equal(ends, [lower, lower + 100])
 
 
 # -- tables ------------------------------------------------------------------------------------

@@ -232,6 +232,14 @@ def test_one_fit_is_not_enough(tables):
 # Outcomes
 
 
+@pytest.mark.parametrize("term", ['Q("is sick?")', " Q( 'is sick?' ) "])
+def test_an_outcome_with_two_levels_may_be_quoted(tables, term):
+    plain = run(tables).combined
+    named = [data.assign(**{"is sick?": data["sick"].map({0: "no", 1: "yes"})}) for data in tables]
+    found = run(named, f"{term}~ age + region", levels={"is sick?": ["no", "yes"]}).combined
+    np.testing.assert_allclose(found.estimate, plain.estimate, rtol=1e-9)
+
+
 def test_a_condition_is_modelled_as_true(tables):
     plain = run(tables).combined
     conditions = [data.assign(sick=data["sick"].map({0: "no", 1: "yes"})) for data in tables]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 import dpvim
 from dpvim.cli import app
+from dpvim.cli.common import print_json
 from dpvim.synthesis import twin as twin_module
 from dpvim.synthesis.tables import read_table, write_table
 
@@ -166,6 +168,7 @@ def test_a_failure_after_the_fit_keeps_what_was_paid_for(call, folder, monkeypat
         (["--delimiter", ";"], "comma"),
         (["--datasets", "0"], "datasets"),
         (["--clip-norm", "0"], "clip_norm"),
+        (["--num-examples", "0"], "num_examples"),
         (["--model", "nowhere.py"], "there is none"),
     ],
 )
@@ -175,6 +178,19 @@ def test_misuse_is_a_sentence_and_leaves_nothing(call, folder, arguments, messag
     assert message in result.output
     assert "Traceback" not in result.output
     assert not (folder / "twin").exists()
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_plan_for_no_rows_is_refused(call):
+    result = call("plan", "--schema", "patients.toml", "--rows", 0, "--epsilon", 1)
+    assert result.exit_code == 2, result.output
+    assert "rows: expected a positive integer" in result.output
+
+
+def test_json_has_no_numbers_that_are_none(capsys):
+    print_json({"terms": [{"lower": -math.inf, "upper": math.nan, "df": 2.0}]})
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found == {"terms": [{"lower": None, "upper": None, "df": 2.0}]}
 
 
 @pytest.mark.usefixtures("model_file")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,8 +39,19 @@ def _say_warning(message: Warning | str, *where: Any, **more: Any) -> None:
 
 
 def print_json(content: dict[str, Any]) -> None:
-    """For scripts: one json document on standard output."""
-    typer.echo(json.dumps(content, indent=2))
+    """For scripts: one json document on standard output.
+
+    Numbers that are not finite, which json does not have, are null.
+    """
+    typer.echo(json.dumps(_finite(content), indent=2, allow_nan=False))
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [*map(_finite, content)]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def version_wanted(wanted: bool) -> None:

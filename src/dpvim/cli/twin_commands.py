@@ -74,6 +74,7 @@ def plan(
     Example: `dpvim plan --schema patients.toml --rows 58261 --epsilon 1`
     """
     with plain_errors():
+        _validate.positive_int("rows", rows)
         known = Schema.load(schema)
         model = model_of(known, components=components, target=target, target_model=target_model)
         prob = sampling_prob

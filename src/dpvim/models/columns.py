@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax.numpy as jnp
@@ -84,14 +84,30 @@ class NormalColumn(NamedTuple):
     def _range(self) -> float:
         return float(self.upper - self.lower)
 
+    @property
+    def _exact(self) -> bool:
+        """Whether differences from the lower bound are taken as integers of 32 bits.
+
+        In single precision large integers that lie close together are the same. Differences of
+        bounds that are very far apart do not fit.
+        """
+        return self.integral and self._range < 2**31
+
     def standardised(self, values: Array) -> Array:
-        # In floating point from the start: differences of large integers do not fit 32 bits.
-        unit = (jnp.asarray(values, jnp.float32) - self.lower) / self._range
-        return (unit - 0.5) * _UNIFORM_SPREAD
+        values = jnp.asarray(values)
+        if self._exact and jnp.issubdtype(values.dtype, jnp.integer):
+            above = (values.astype(jnp.int32) - int(self.lower)).astype(jnp.float32)
+        else:
+            above = values.astype(jnp.float32) - self.lower
+        return (above / self._range - 0.5) * _UNIFORM_SPREAD
 
     def on_scale(self, standardised: Array) -> Array:
         """The inverse of `standardised`, within the bounds."""
         unit = standardised / _UNIFORM_SPREAD + 0.5
+        if self._exact:
+            above = jnp.rint(self._range * jnp.clip(unit, 0.0, 1.0))
+            whole = jnp.minimum(above, _LARGEST_INTEGER).astype(jnp.int32)
+            return jnp.minimum(whole, int(self._range)) + int(self.lower)
         values = jnp.clip(self.lower + self._range * unit, self.lower, self.upper)
         if not self.integral:
             return values
@@ -123,8 +139,14 @@ class Rows(NamedTuple):
     missing: dict[str, Array]
 
 
-def feature_names(columns: Sequence[Column]) -> list[str]:
-    """Names of the columns of `features`.
+def feature_names(
+    columns: Sequence[Column], levels: Mapping[str, Sequence[object]] | None = None
+) -> list[str]:
+    """Names of the columns of `features`. They are labels: two of them may be the same.
+
+    Args:
+        columns: The columns.
+        levels: Names of levels by column; codes if not given.
 
     >>> feature_names([CategoricalColumn("sex", 2), NormalColumn("age", nullable=True)])
     ['sex=1', 'age', 'age missing']
@@ -132,12 +154,40 @@ def feature_names(columns: Sequence[Column]) -> list[str]:
     names = []
     for column in columns:
         if isinstance(column, CategoricalColumn):
-            names += [f"{column.name}={code}" for code in range(1, column.num_levels)]
+            known = (levels or {}).get(column.name, range(column.num_levels))
+            names += [f"{column.name}={level}" for level in known[1:]]
         else:
             names.append(column.name)
         if column.nullable:
             names.append(f"{column.name} missing")
     return names
+
+
+class FeaturePlaces(NamedTuple):
+    """Where the features of a column stand among those of all columns.
+
+    Attributes:
+        first: The first of those that its value determines.
+        missing: The indicator of missing values; None if the column is not nullable.
+    """
+
+    first: int
+    missing: int | None
+
+
+def feature_places(columns: Sequence[Column]) -> dict[str, FeaturePlaces]:
+    """Places of the columns' features, in the order of `feature_names`.
+
+    >>> feature_places([CategoricalColumn("sex", 3), NormalColumn("age", nullable=True)])["age"]
+    FeaturePlaces(first=2, missing=3)
+    """
+    places, end = {}, 0
+    for column in columns:
+        first = end
+        end += column.num_levels - 1 if isinstance(column, CategoricalColumn) else 1
+        places[column.name] = FeaturePlaces(first, end if column.nullable else None)
+        end += column.nullable
+    return places
 
 
 def level_features(num_levels: int) -> Float[np.ndarray, "levels features"]:

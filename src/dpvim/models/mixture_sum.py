@@ -45,8 +45,10 @@ from dpvim.mechanism import settled
 from dpvim.models.columns import (
     CategoricalColumn,
     CountColumn,
+    FeaturePlaces,
     NormalColumn,
     Rows,
+    feature_places,
     level_features,
 )
 from dpvim.models.latent_space import LatentSpace
@@ -355,9 +357,11 @@ class _ResponsePart:
         self._site = f"{model.response_column.name}.coefficients"
         self._noise_site = f"{model.response_column.name}.noise_scale"
         self._numeric = [c for c in model.predictors if not isinstance(c, CategoricalColumn)]
-        self._of_levels = _features_of_levels(blocks, model.feature_names)
-        numeric = ["intercept", *(column.name for column in self._numeric)]
-        self._of_numbers = np.array([model.feature_names.index(name) for name in numeric], int)
+        # By place: names of features are labels, of which two may be the same. Two features in one
+        # place would have a larger norm than is measured.
+        places = feature_places(model.predictors)
+        self._of_levels = _features_of_levels(blocks, places, len(model.feature_names))
+        self._of_numbers = np.array([0, *(1 + places[c.name].first for c in self._numeric)], int)
 
     def tables(self, raw: dict[str, Array], scale: dict[str, Array]) -> Float[Array, "levels 2"]:
         """For each level its share of the predictor, and its features' squared weighted norm."""
@@ -410,19 +414,20 @@ class _ResponsePart:
 
 
 def _features_of_levels(
-    blocks: list[_Block], names: list[str]
+    blocks: list[_Block], places: dict[str, FeaturePlaces], num_features: int
 ) -> Float[np.ndarray, "levels features"]:
-    """For each level of all blocks the features that a record gets from it."""
+    """For each level of all blocks the features that a record gets from it; intercept first."""
     rows = []
     for block in blocks:
-        name = f"{block.column} missing" if block.is_coin else f"{block.column}=1"
         codes = np.array([[1.0], [0.0]]) if block.is_coin else level_features(block.num_levels)
-        row = np.zeros((block.num_levels, len(names)), np.float32)
-        if name in names:  # the response's own missing values are no feature
-            first = names.index(name)
-            row[:, first : first + codes.shape[1]] = codes
+        row = np.zeros((block.num_levels, num_features), np.float32)
+        if block.column in places:  # the response's own missing values are no feature
+            place = places[block.column]
+            first = place.missing if block.is_coin else place.first
+            assert first is not None
+            row[:, 1 + first : 1 + first + codes.shape[1]] = codes
         rows.append(row)
-    return np.concatenate([np.zeros((0, len(names)), np.float32), *rows])
+    return np.concatenate([np.zeros((0, num_features), np.float32), *rows])
 
 
 def _sum(factors: Float[Array, " batch"], rows: Float[Array, "m batch"]) -> Float[Array, " m"]:

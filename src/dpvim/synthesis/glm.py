@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import sys
 import warnings
@@ -96,7 +97,7 @@ def _fit(
 ) -> Outcome:
     y, X = patsy.dmatrices(
         formula,
-        _with_levels(table, levels, outcome=formula.split("~")[0].strip()),
+        _with_levels(table, levels, outcome=_name(formula.split("~")[0])),
         # Names in a formula mean the same in every process: columns, patsy's functions and numpy.
         eval_env=patsy.EvalEnvironment([{"np": np}]),
         return_type="dataframe",
@@ -118,6 +119,12 @@ def _fit(
         covariance=(covariance + covariance.T) / 2,
         num_rows=len(table),
     )
+
+
+def _name(term: str) -> str:
+    """The column that a term names, by itself or as in Q("age group")."""
+    quoted = re.fullmatch(r"""\s*Q\(\s*(["'])(.*)\1\s*\)\s*""", term)
+    return quoted[2] if quoted else term.strip()
 
 
 def _with_levels(

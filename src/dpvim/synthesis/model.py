@@ -27,7 +27,7 @@ from dpvim.models.columns import (
 from dpvim.models.mixture import Mixture
 from dpvim.models.regression import Regression
 from dpvim.synthesis.encoding import EncodedTable
-from dpvim.synthesis.schema import AnyColumn, Count, Integer, Levelled, Schema
+from dpvim.synthesis.schema import AnyColumn, Count, Integer, Level, Levelled, Schema
 from dpvim.types import ModelError
 
 # Standard deviation of an intercept's prior: rates of rare outcomes are e^-5 and less.
@@ -63,7 +63,7 @@ def model_of(
 
 def coefficient_names(model: Mixture, schema: Schema) -> list[str]:
     """Names of the response's coefficients, with the levels as the schema has them."""
-    return _with_levels(model.feature_names, schema)
+    return ["intercept", *feature_names(model.predictors, _levels(schema))]
 
 
 class TableRegression:
@@ -88,7 +88,7 @@ class TableRegression:
         if not columns:
             raise ValueError(f"schema: expected columns besides the target {target!r}, got none.")
         self.model = Regression(kind, intercept_scale=_INTERCEPT_SCALE)
-        self.names = _with_levels(feature_names(self._covariates), schema)
+        self.names = feature_names(self._covariates, _levels(schema))
 
     def data(self, table: EncodedTable) -> tuple[Float[np.ndarray, "n m"], Float[np.ndarray, " n"]]:
         """Covariates and outcome."""
@@ -114,14 +114,8 @@ def own_model(path: str | Path) -> Callable[..., Any]:
     return model
 
 
-def _with_levels(names: list[str], schema: Schema) -> list[str]:
-    labels = {
-        f"{column.name}={code}": f"{column.name}={level}"
-        for column in schema.columns
-        if isinstance(column, Levelled)
-        for code, level in enumerate(column.levels)
-    }
-    return [labels.get(name, name) for name in names]
+def _levels(schema: Schema) -> dict[str, tuple[Level, ...]]:
+    return {column.name: column.levels for column in schema.columns if isinstance(column, Levelled)}
 
 
 def _column(column: AnyColumn) -> Column:

@@ -302,7 +302,7 @@ class TwinModel:
 
 def default_delta(num_rows: int) -> float:
     """A tenth of 1/N: at delta = 1/N a mechanism may publish a record outright."""
-    return 0.1 / num_rows
+    return 0.1 / _validate.positive_int("num_examples", num_rows)
 
 
 def _recipe(model: Callable[..., Any], schema: Schema) -> dict[str, Any] | None:
