@@ -133,6 +133,8 @@ def test_a_dry_run_spends_and_writes_nothing(call, folder, monkeypatch):
     result = synth(call, "--dry-run")
     assert result.exit_code == 0
     assert "Nothing was spent" in result.stdout
+    for wrong in (["--epsilon", -1], ["--sampling-prob", 3], ["--relation", "add_or_remove"]):
+        assert synth(call, "--dry-run", *wrong).exit_code == 2
     assert not (folder / "twin").exists()
 
 

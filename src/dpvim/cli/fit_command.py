@@ -29,6 +29,7 @@ from dpvim.cli.options import (
     Target,
     command_line,
 )
+from dpvim.cli.planning import end_dry_run
 from dpvim.fitting import fit as fit_model
 from dpvim.synthesis.encoding import encode
 from dpvim.synthesis.folders import new_folder, write_json
@@ -92,8 +93,17 @@ def fit(
             if regression is not None:
                 data = regression.data(encoded)
             if dry_run:
-                typer.echo(f"{table}: goes with {schema}. Nothing was spent or written.")
-                raise typer.Exit
+                end_dry_run(
+                    chosen,
+                    data,
+                    num_examples=num_examples,
+                    epsilon=epsilon,
+                    delta=delta,
+                    clip_norm=clip_norm,
+                    sampling_prob=sampling_prob,
+                    steps=steps,
+                    relation=relation,
+                )
             public_rows = len(frame) if num_examples is None else num_examples
             result = fit_model(
                 chosen,

@@ -36,7 +36,7 @@ from dpvim.cli.options import (
     TwinFolder,
     command_line,
 )
-from dpvim.plan import PrivacyPlan, default_sampling_prob
+from dpvim.cli.planning import end_dry_run, planned
 from dpvim.synthesis.encoding import encode
 from dpvim.synthesis.folders import new_folder
 from dpvim.synthesis.model import model_of, own_model
@@ -74,20 +74,18 @@ def plan(
     Example: `dpvim plan --schema patients.toml --rows 58261 --epsilon 1`
     """
     with plain_errors():
-        _validate.positive_int("rows", rows)
         known = Schema.load(schema)
         model = model_of(known, components=components, target=target, target_model=target_model)
-        prob = sampling_prob
-        if prob is None:
-            prob = default_sampling_prob(num_examples=rows, dim=model.dim)
-        spent_delta = default_delta(rows) if delta is None else delta
-        made = PrivacyPlan(
-            num_examples=rows,
-            sampling_prob=prob,
-            num_steps=steps,
+        made = planned(
+            rows=rows,
+            dim=model.dim,
+            epsilon=epsilon,
+            delta=delta,
             clip_norm=clip_norm,
+            sampling_prob=sampling_prob,
+            steps=steps,
             relation=relation,
-        ).calibrate(epsilon=epsilon, delta=spent_delta)
+        )
     facts: dict[str, Any] = {
         "columns": len(model.columns),
         "not_reviewed": len(known.unreviewed),
@@ -100,7 +98,7 @@ def plan(
         "clip_norm": made.clip_norm,
         "noise_multiplier": made.noise_multiplier,
         "epsilon": epsilon,
-        "delta": spent_delta,
+        "delta": default_delta(rows) if delta is None else delta,
         "relation": relation.value,
     }
     if as_json:
@@ -155,16 +153,25 @@ def synth(
         known = Schema.load(schema)
         known.check_reviewed()
         if model is not None:
-            settings["model"] = own_model(model)
+            settings["model"] = chosen = own_model(model)
         else:
             settings["components"] = components
-            model_of(known, **settings)
+            chosen = model_of(known, **settings)
         with new_folder(output) as folder:
             frame = read_table(table, columns=known.names, delimiter=delimiter, encoding=encoding)
             if dry_run:
-                encode(frame, known)
-                typer.echo(f"{table}: goes with {schema}. Nothing was spent or written.")
-                raise typer.Exit
+                table_as_arrays = encode(frame, known)
+                end_dry_run(
+                    chosen,
+                    (table_as_arrays.values, table_as_arrays.missing),
+                    num_examples=num_examples,
+                    epsilon=epsilon,
+                    delta=delta,
+                    clip_norm=clip_norm,
+                    sampling_prob=sampling_prob,
+                    steps=steps,
+                    relation=relation,
+                )
             twin = synthesize(
                 frame,
                 known,
@@ -182,8 +189,12 @@ def synth(
             twin.write_into(folder, not_for_release=seed is not None)
             (folder / "command.txt").write_text(command_line() + "\n", encoding="utf-8")
         # From here on the budget is spent and its result is safe.
+        typer.echo(str(twin.privacy))
+        typer.echo(
+            f"\n{output}: the fit is saved. If drawing the tables is interrupted, go on with: "
+            f"dpvim sample {output} -o {output / DATA}"
+        )
         twin.write_datasets(output / DATA, datasets, rows, suffix=table_format.value)
-    typer.echo(str(twin.privacy))
     typer.echo(f"\n{output}: {datasets} synthetic tables and the posterior they were drawn from.")
 
 

@@ -17,7 +17,8 @@ gradient is a number for each record, the score, times features, most of which a
 
 Why no record exceeds the bound. Let a record's row be what is in fact added up for it, divided by
 its factor f. Its coordinates are (a) numbers held in single precision, (b) products of one
-r_k and one table entry (1 - z_i or z_i), (c) products of the score and one feature. All these
+r_k and one table entry (1 - z_i or z_i), (c) products of the score and one feature, with a
+coordinate for each feature (two features in one would add up to more than is measured). All these
 operands are rounded before either the norm or the sum is formed, and both use the same rounded
 operands: errors in them (of a responsibility, say) change the row, not the relation of its norm
 to it. The squared norm is a sum of d terms, one for each coordinate and none negative: nothing
