@@ -54,6 +54,16 @@ MODELS = {
         1,
         Response("y", "logistic"),
     ),
+    "histograms": Mixture(
+        [
+            NormalColumn("x", nullable=True, num_bins=6),
+            NormalColumn("k", lower=-3, upper=1, integral=True, num_bins=5),
+            CategoricalColumn("c", 3),
+            CategoricalColumn("y", 2),
+        ],
+        3,
+        Response("y", "logistic"),
+    ),
     # Columns that are called as features of others are.
     "alike": Mixture(
         [
@@ -390,6 +400,22 @@ def test_large_integers_that_lie_close_together_are_told_apart(lower):
     np.testing.assert_array_equal(column.on_scale(standard), values)
     ends = column.on_scale(jnp.array([-9.0, 9.0]))
     np.testing.assert_array_equal(ends, [lower, lower + 100])
+
+
+def test_bins_of_a_histogram():
+    """Whole numbers have bins of their own where there are as many; draws stay in their bins."""
+    whole = NormalColumn("k", lower=-3, upper=1, integral=True, num_bins=5)
+    assert whole.bin_of(jnp.arange(-3, 2)).tolist() == [0, 1, 2, 3, 4]
+    real = NormalColumn("x", lower=10.0, upper=20.0, num_bins=4)
+    assert real.bin_of(jnp.array([10.0, 12.4, 12.6, 20.0])).tolist() == [0, 0, 1, 3]
+    for column in (whole, real):
+        code = jnp.repeat(jnp.arange(column.num_bins), 50)
+        place = jnp.tile(jnp.linspace(0.02, 0.98, 50), column.num_bins)
+        values = column.on_scale(column.within_bin(code, place))
+        assert values.min() >= column.lower
+        assert values.max() <= column.upper
+        # Numbers that are rounded may land on the other side of an edge.
+        assert jnp.abs(column.bin_of(values) - code).max() <= (1 if column.integral else 0)
 
 
 # -- tables ------------------------------------------------------------------------------------

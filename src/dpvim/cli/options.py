@@ -21,6 +21,13 @@ class RegressionKind(StrEnum):
     linear = "linear"
 
 
+class NumbersModel(StrEnum):
+    """What integer and real columns are in a component."""
+
+    histogram = "histogram"
+    normal = "normal"
+
+
 class Format(StrEnum):
     """File formats of synthetic tables."""
 
@@ -46,6 +53,9 @@ TargetModel = Annotated[
     RegressionKind | None, typer.Option(help="Its regression.  [default: by its kind]")
 ]
 Components = Annotated[int, typer.Option(help="Number of mixture components.")]
+Numbers = Annotated[
+    NumbersModel, typer.Option(help="What integer and real columns are in a component.")
+]
 ClipNorm = Annotated[float, typer.Option(help="Largest norm of one record's gradient.")]
 LearningRate = Annotated[float, typer.Option(help="Of the optimiser, Adam.")]
 SamplingProb = Annotated[

@@ -21,6 +21,8 @@ from dpvim.cli.options import (
     Format,
     LearningRate,
     NewFolder,
+    Numbers,
+    NumbersModel,
     NumExamples,
     OwnModel,
     PrivateSeed,
@@ -63,6 +65,7 @@ def plan(
     target: Target = None,
     target_model: TargetModel = None,
     components: Components = DEFAULT_COMPONENTS,
+    numbers: Numbers = NumbersModel.histogram,
     clip_norm: ClipNorm = DEFAULT_CLIP_NORM,
     sampling_prob: SamplingProb = None,
     steps: Steps = DEFAULT_STEPS,
@@ -75,7 +78,13 @@ def plan(
     """
     with plain_errors():
         known = Schema.load(schema)
-        model = model_of(known, components=components, target=target, target_model=target_model)
+        model = model_of(
+            known,
+            components=components,
+            target=target,
+            target_model=target_model,
+            numbers=numbers.value,
+        )
         made = planned(
             rows=rows,
             dim=model.dim,
@@ -118,6 +127,7 @@ def synth(
     target: Target = None,
     target_model: TargetModel = None,
     components: Components = DEFAULT_COMPONENTS,
+    numbers: Numbers = NumbersModel.histogram,
     model: OwnModel = None,
     datasets: Datasets = 100,
     rows: RowsOut = None,
@@ -155,7 +165,7 @@ def synth(
         if model is not None:
             settings["model"] = chosen = own_model(model)
         else:
-            settings["components"] = components
+            settings |= {"components": components, "numbers": numbers.value}
             chosen = model_of(known, **settings)
         with new_folder(output) as folder:
             frame = read_table(table, columns=known.names, delimiter=delimiter, encoding=encoding)

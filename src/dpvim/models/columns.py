@@ -63,11 +63,12 @@ class CountColumn(NamedTuple):
 
 
 class NormalColumn(NamedTuple):
-    """Numbers between public bounds; normal once standardised by the bounds.
+    """Numbers between public bounds; normal once standardised by the bounds, or a histogram.
 
     Standardised means that a value spread evenly between the bounds has mean 0 and variance 1. A
     component's mean has a standard normal prior, its scale a log-normal one. With `integral`
-    sampled values are rounded.
+    sampled values are rounded. With `num_bins` a component is a histogram of so many equal bins
+    instead, within which values are spread evenly.
     """
 
     name: str
@@ -75,6 +76,7 @@ class NormalColumn(NamedTuple):
     lower: float = 0.0
     upper: float = 1.0
     integral: bool = False
+    num_bins: int = 0
 
     @property
     def smallest(self) -> float:
@@ -100,6 +102,14 @@ class NormalColumn(NamedTuple):
         else:
             above = values.astype(jnp.float32) - self.lower
         return (above / self._range - 0.5) * _UNIFORM_SPREAD
+
+    def bin_of(self, values: Array) -> Array:
+        unit = self.standardised(values) / _UNIFORM_SPREAD + 0.5
+        return jnp.clip(jnp.floor(unit * self.num_bins), 0, self.num_bins - 1).astype(jnp.int32)
+
+    def within_bin(self, code: Array, place: Array) -> Array:
+        """Standardised values at places from 0 to 1 in bins."""
+        return ((code + place) / self.num_bins - 0.5) * _UNIFORM_SPREAD
 
     def on_scale(self, standardised: Array) -> Array:
         """The inverse of `standardised`, within the bounds."""
@@ -137,6 +147,18 @@ class Rows(NamedTuple):
 
     values: dict[str, Array]
     missing: dict[str, Array]
+
+
+def num_levels(column: Column) -> int:
+    """Number of levels or bins that a component has probabilities of; 0 if it has none."""
+    if isinstance(column, CategoricalColumn):
+        return column.num_levels
+    return column.num_bins if isinstance(column, NormalColumn) else 0
+
+
+def codes(column: Column, values: Array) -> Array:
+    """The level or bin of each value."""
+    return column.bin_of(values) if isinstance(column, NormalColumn) else values
 
 
 def feature_names(
@@ -234,6 +256,8 @@ def check_column(column: Column) -> None:
         ok, expected = column.upper >= 1, "an upper bound of at least 1"
     elif isinstance(column, NormalColumn):
         ok, expected = column.lower < column.upper, "bounds with lower < upper"
+        if ok and column.num_bins:
+            ok, expected = column.num_bins >= 2, "at least 2 bins, or 0 for a normal"
     else:
         raise TypeError(
             "columns: expected a CategoricalColumn, CountColumn or NormalColumn each, got "

@@ -46,8 +46,10 @@ from dpvim.models.columns import (
     Rows,
     check_column,
     check_regression,
+    codes,
     feature_names,
     features,
+    num_levels,
     upper_count,
 )
 from dpvim.models.drawing import draw_rows
@@ -101,7 +103,7 @@ class Mixture:
             check_column(column)
         names = [column.name for column in self.columns]
         masks = [_missing(column.name) for column in self.nullable]
-        own = [_COMPONENT, _RECORDS, _ROWS, *map(_draw, [*names, *masks])]
+        own = [_COMPONENT, _RECORDS, _ROWS, *map(_draw, [*names, *masks]), *map(_place, names)]
         taken = [*names, *masks, *own, *self.site_shapes]
         if repeated := sorted({name for name in taken if taken.count(name) > 1}):
             raise ValueError(
@@ -172,8 +174,8 @@ class Mixture:
         priors = {WEIGHTS: dist.Dirichlet(jnp.ones(count))} if count > 1 else {}
         for column in self.predictors:
             name = column.name
-            if isinstance(column, CategoricalColumn):
-                priors[f"{name}.probs"] = each(dist.Dirichlet(jnp.ones(column.num_levels)))
+            if levels := num_levels(column):
+                priors[f"{name}.probs"] = each(dist.Dirichlet(jnp.ones(levels)))
             elif isinstance(column, CountColumn):
                 priors[f"{name}.standard_log_rate"] = each(dist.Normal(0, 1))
                 if column.overdispersed:
@@ -238,8 +240,8 @@ class Mixture:
     def _column_log_prob(self, column: Column, sites: Sites, rows: Rows) -> Array:
         """[rows, K], as if no value were missing."""
         values = rows.values[column.name]
-        if isinstance(column, CategoricalColumn):
-            return jnp.log(sites[f"{column.name}.probs"]).T[values]
+        if num_levels(column):
+            return jnp.log(sites[f"{column.name}.probs"]).T[codes(column, values)]
         if isinstance(column, NormalColumn):
             values = column.standardised(values)
         return _component_distribution(column, sites).log_prob(values[:, None])
@@ -304,6 +306,9 @@ class Mixture:
             for column in self.predictors:
                 source = _component_distribution(column, sites, lambda leaf: leaf[component])
                 drawn = numpyro.sample(_draw(column.name), source)
+                if isinstance(column, NormalColumn) and column.num_bins:
+                    place = numpyro.sample(_place(column.name), dist.Uniform())
+                    drawn = column.within_bin(drawn, place)
                 rows.values[column.name] = self._settle(column, drawn, rows)
             if self.response is not None:
                 column = self.response_column
@@ -340,7 +345,7 @@ def _component_distribution(
 ) -> dist.Distribution:
     """A column's distribution in each component, or in the picked ones."""
     name = column.name
-    if isinstance(column, CategoricalColumn):
+    if isinstance(column, CategoricalColumn) or num_levels(column):
         return dist.Categorical(probs=pick(sites[f"{name}.probs"]))
     if isinstance(column, NormalColumn):
         return dist.Normal(pick(sites[f"{name}.mean"]), pick(sites[f"{name}.scale"]))
@@ -353,6 +358,11 @@ def _component_distribution(
 def _draw(name: str) -> str:
     """The site of a value as drawn, before it is put into its domain."""
     return f"{name}.draw"
+
+
+def _place(name: str) -> str:
+    """The site of where in its bin a value is."""
+    return f"{name}.place"
 
 
 def _missing(name: str) -> str:

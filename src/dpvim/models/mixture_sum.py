@@ -11,9 +11,10 @@ fractions that stick-breaking takes off (`biject_to(simplex)`: z = sigmoid(u - l
 So the square of a record's norm is :math:`\sum_k r_k^2 \sum_j n_{jk}[x_j]` with a table n of
 weighted squared norms, the sum of the clipped records is a table of :math:`\sum_x f_x r_{xk}` for
 each level, and the Jacobian is applied once to that table. Missing values are levels of a column
-of their own (missing or present). What depends on numbers rather than levels (counts, normals,
-weights of the components) is formed for each record, K numbers for each parameter. The response's
-gradient is a number for each record, the score, times features, most of which a level determines.
+of their own (missing or present), and bins of a histogram are levels. What depends on numbers
+rather than levels (counts, normals, weights of the components) is formed for each record, K numbers
+for each parameter. The response's gradient is a number for each record, the score, times features,
+most of which a level determines.
 
 Why no record exceeds the bound. Let a record's row be what is in fact added up for it, divided by
 its factor f. Its coordinates are (a) numbers held in single precision, (b) products of one
@@ -51,7 +52,9 @@ from dpvim.models.columns import (
     Rows,
     feature_places,
     level_features,
+    num_levels,
 )
+from dpvim.models.columns import codes as codes_of
 from dpvim.models.latent_space import LatentSpace
 from dpvim.models.structured import clamp, factors_of, finite_or_nan, matmul, scales_of
 from dpvim.types import Latent, Mask
@@ -75,6 +78,7 @@ class MixtureSum:
     def __init__(self, model: Mixture, space: LatentSpace) -> None:
         self._model = model
         self._space = space
+        self._columns = {column.name: column for column in model.predictors}
         self._blocks = _blocks(model)
         self._levels = _Sticks([block.num_levels for block in self._blocks])
         self._weights = _Sticks([model.num_components])
@@ -138,10 +142,11 @@ class MixtureSum:
         count = self._model.num_components
         logits, rows = found[:count], dict[str, Array]()
         for column in self._model.predictors:
-            if not isinstance(column, CategoricalColumn):
-                part = _number_part(column, raw, batch)
-                logits = logits + part.log_prob
-                rows |= part.derivatives
+            if isinstance(column, CategoricalColumn) or num_levels(column):
+                continue
+            part = _number_part(column, raw, batch)
+            logits = logits + part.log_prob
+            rows |= part.derivatives
         weights = raw[WEIGHTS][:, None] if count > 1 else jnp.zeros((0, 1))
         shares = self._weights.fractions(weights)
         resp = jax.nn.softmax(logits + self._weights.log_probs(shares), axis=0)
@@ -163,7 +168,7 @@ class MixtureSum:
             if block.is_coin:
                 codes.append(jnp.where(absent, first, first + 1))
             else:
-                code = batch.values[block.column]
+                code = codes_of(self._columns[block.column], batch.values[block.column])
                 known = (code >= 0) & (code < block.num_levels) & ~jnp.asarray(absent)
                 codes.append(jnp.where(known, first + code, self._levels.num_levels))
         return codes
@@ -217,9 +222,9 @@ class _Block(NamedTuple):
 
 
 def _blocks(model: Mixture) -> list[_Block]:
-    levelled = [column for column in model.predictors if isinstance(column, CategoricalColumn)]
+    levelled = [column for column in model.predictors if num_levels(column)]
     return [
-        *(_Block(c.name, f"{c.name}.probs", c.num_levels, is_coin=False) for c in levelled),
+        *(_Block(c.name, f"{c.name}.probs", num_levels(c), is_coin=False) for c in levelled),
         *(_Block(c.name, f"{c.name}.missing_prob", 2, is_coin=True) for c in model.nullable),
     ]
 
@@ -361,7 +366,9 @@ class _ResponsePart:
         # By place: names of features are labels, of which two may be the same. Two features in one
         # place would have a larger norm than is measured.
         places = feature_places(model.predictors)
-        self._of_levels = _features_of_levels(blocks, places, len(model.feature_names))
+        # Levels of categories say what the features are; bins of numbers do not.
+        numbers = {column.name for column in self._numeric}
+        self._of_levels = _features_of_levels(blocks, places, numbers, len(model.feature_names))
         self._of_numbers = np.array([0, *(1 + places[c.name].first for c in self._numeric)], int)
 
     def tables(self, raw: dict[str, Array], scale: dict[str, Array]) -> Float[Array, "levels 2"]:
@@ -415,18 +422,22 @@ class _ResponsePart:
 
 
 def _features_of_levels(
-    blocks: list[_Block], places: dict[str, FeaturePlaces], num_features: int
+    blocks: list[_Block],
+    places: dict[str, FeaturePlaces],
+    numbers: set[str],
+    num_features: int,
 ) -> Float[np.ndarray, "levels features"]:
     """For each level of all blocks the features that a record gets from it; intercept first."""
     rows = []
     for block in blocks:
-        codes = np.array([[1.0], [0.0]]) if block.is_coin else level_features(block.num_levels)
         row = np.zeros((block.num_levels, num_features), np.float32)
-        if block.column in places:  # the response's own missing values are no feature
-            place = places[block.column]
-            first = place.missing if block.is_coin else place.first
-            assert first is not None
-            row[:, 1 + first : 1 + first + codes.shape[1]] = codes
+        place = places.get(block.column)  # the response's own missing values are no feature
+        if place is not None and block.is_coin:
+            assert place.missing is not None
+            row[0, 1 + place.missing] = 1
+        elif place is not None and block.column not in numbers:
+            first = 1 + place.first
+            row[:, first : first + block.num_levels - 1] = level_features(block.num_levels)
         rows.append(row)
     return np.concatenate([np.zeros((0, num_features), np.float32), *rows])
 

@@ -30,6 +30,9 @@ from dpvim.synthesis.encoding import EncodedTable
 from dpvim.synthesis.schema import AnyColumn, Count, Integer, Level, Levelled, Schema
 from dpvim.types import ModelError
 
+NUMBERS = ("histogram", "normal")
+DEFAULT_NUMBERS = "histogram"
+_NUM_BINS = 20
 # Standard deviation of an intercept's prior: rates of rare outcomes are e^-5 and less.
 _INTERCEPT_SCALE = 5.0
 
@@ -40,6 +43,7 @@ def model_of(
     components: int,
     target: str | None = None,
     target_model: str | None = None,
+    numbers: str = DEFAULT_NUMBERS,
 ) -> Mixture:
     """The mixture that a twin is drawn from.
 
@@ -49,7 +53,10 @@ def model_of(
         target: A column that is regressed on all others, if any.
         target_model: ``logistic``, ``poisson`` or ``linear``; by default the one that suits the
             target's kind.
+        numbers: What integer and real columns are in a component: ``histogram`` or ``normal``.
     """
+    _validate.one_of("numbers", numbers, NUMBERS)
+    bins = _NUM_BINS if numbers == "histogram" else 0
     response = None
     if target is not None:
         response = Response(target, _target_model(schema, target, target_model))
@@ -58,7 +65,8 @@ def model_of(
             f"target_model: expected together with a target, got {target_model!r} alone. Name the "
             "column to be regressed on the others, or leave it out."
         )
-    return Mixture([_column(each) for each in schema.columns], components, response)
+    columns = [_column(each, 0 if each.name == target else bins) for each in schema.columns]
+    return Mixture(columns, components, response)
 
 
 def coefficient_names(model: Mixture, schema: Schema) -> list[str]:
@@ -118,16 +126,17 @@ def _levels(schema: Schema) -> dict[str, tuple[Level, ...]]:
     return {column.name: column.levels for column in schema.columns if isinstance(column, Levelled)}
 
 
-def _column(column: AnyColumn) -> Column:
+def _column(column: AnyColumn, num_bins: int = 0) -> Column:
     if isinstance(column, Levelled):
         return CategoricalColumn(column.name, len(column.levels), column.nullable)
     if isinstance(column, Count):
         return CountColumn(column.name, int(column.upper), column.nullable, overdispersed=True)
     if isinstance(column, Integer):
         lower, upper = column.bounds
-        return NormalColumn(column.name, column.nullable, lower, upper, integral=True)
+        bins = min(num_bins, int(upper - lower) + 1)
+        return NormalColumn(column.name, column.nullable, lower, upper, True, bins)
     # Encoded tables have real numbers as places between the bounds.
-    return NormalColumn(column.name, column.nullable)
+    return NormalColumn(column.name, column.nullable, num_bins=num_bins)
 
 
 def _target_model(schema: Schema, target: str, kind: str | None) -> str:

@@ -26,7 +26,7 @@ from dpvim.saving import FileError
 from dpvim.statement import NoPrivacy, PrivacyStatement
 from dpvim.synthesis.encoding import EncodedTable, decode, encode
 from dpvim.synthesis.folders import new_folder, write_json
-from dpvim.synthesis.model import model_of
+from dpvim.synthesis.model import DEFAULT_NUMBERS, NUMBERS, model_of
 from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.tables import write_table
 
@@ -211,6 +211,7 @@ def synthesize(
     target: str | None = None,
     target_model: str | None = None,
     components: int = DEFAULT_COMPONENTS,
+    numbers: str = DEFAULT_NUMBERS,
     model: Callable[..., Any] | None = None,
     clip_norm: float = DEFAULT_CLIP_NORM,
     learning_rate: float = DEFAULT_LEARNING_RATE,
@@ -227,6 +228,7 @@ def synthesize(
         target: A column to be regressed on all others.
         target_model: ``logistic``, ``poisson`` or ``linear``; default by the target's kind.
         components: Number of mixture components.
+        numbers: What integer and real columns are in a component: ``histogram`` or ``normal``.
         model: A NumPyro model of your own instead of the mixture: called with the columns' values
             and where they are missing (dicts of arrays, as `dpvim.synthesis.encoding.encode`
             returns them) it observes them; called with ``num_rows=`` it returns drawn columns.
@@ -238,7 +240,13 @@ def synthesize(
     """
     schema.check_reviewed()
     if model is None:
-        model = model_of(schema, components=components, target=target, target_model=target_model)
+        model = model_of(
+            schema,
+            components=components,
+            target=target,
+            target_model=target_model,
+            numbers=numbers,
+        )
     elif target is not None or target_model is not None:
         raise ValueError("target: expected none with a model of your own, which has its own.")
     _check_fit_options(fit_options)
@@ -310,12 +318,12 @@ def _recipe(model: Callable[..., Any], schema: Schema) -> dict[str, Any] | None:
     if not isinstance(model, Mixture):
         return None
     name, kind = model.response or (None, None)
-    recipe: dict[str, Any] = {
-        "components": model.num_components,
-        "target": name,
-        "target_model": kind,
-    }
-    return recipe if model_of(schema, **recipe) == model else None
+    for numbers in NUMBERS:
+        recipe: dict[str, Any] = {"components": model.num_components, "numbers": numbers}
+        recipe |= {"target": name, "target_model": kind}
+        if model_of(schema, **recipe) == model:
+            return recipe
+    return None
 
 
 # Options of `dpvim.fit` that `synthesize` hands on.
