@@ -207,13 +207,17 @@ def peers(name: str, epsilon: float, seed: int, python: str) -> Iterator[dict[st
 
 
 def collect(
-    path: Path, make: Callable[..., Iterator[dict[str, Any]]], label: str, seeds: int, **more: Any
+    path: Path,
+    make: Callable[..., Iterator[dict[str, Any]]],
+    options: argparse.Namespace,
+    **more: Any,
 ) -> None:
     """Make what is not there yet; write each row as it comes."""
+    label = options.what
     done = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["made_by"])
-    for seed in range(seeds):
-        for name in CASES:
-            for epsilon in EPSILONS:
+    for seed in range(options.seeds):
+        for name in options.tables:
+            for epsilon in options.epsilons:
                 key = {"made_by": label, "table": name, "epsilon": epsilon, "seed": seed}
                 known = done.columns.intersection(list(key))
                 if len(done) and (done[known] == pd.Series(key)[known]).all(axis=1).any():
@@ -238,6 +242,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["downstream", "distances", "peers", "table"])
     parser.add_argument("--seeds", type=int, default=5, help="repetitions")
+    parser.add_argument("--tables", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--epsilons", nargs="+", type=float, default=EPSILONS)
     parser.add_argument("--python", help="interpreter with smartnoise-synth")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -245,14 +251,14 @@ def main() -> None:
     if options.what == "table":
         table()
     elif options.what == "downstream":
-        collect(RESULTS / "twin_downstream.csv", downstream, "downstream", options.seeds)
+        collect(RESULTS / "twin_downstream.csv", downstream, options)
     elif options.what == "distances":
-        collect(RESULTS / "twin_distances.csv", distances, "distances", options.seeds)
+        collect(RESULTS / "twin_distances.csv", distances, options)
     elif options.python is None:
         parser.error("peers: expected --python, an interpreter with smartnoise-synth.")
     else:
         path = RESULTS / "twin_distances.csv"
-        collect(path, peers, "peers", options.seeds, python=options.python)
+        collect(path, peers, options, python=options.python)
 
 
 if __name__ == "__main__":
