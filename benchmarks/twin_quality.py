@@ -232,10 +232,15 @@ def table() -> None:
     found = pd.read_csv(RESULTS / "twin_downstream.csv")
     columns = ["rmse", "coverage", "width", "not_converged"]
     groups = found.groupby(["table", "epsilon", "posterior"], sort=False)
-    print(groups[columns].mean().join(groups.size().rename("twins")).round(3).to_markdown())
+    summary = groups[columns].mean().join(groups.size().rename("twins")).round(3)
     found = pd.read_csv(RESULTS / "twin_distances.csv")
     mean = found.pivot_table(index=["table", "epsilon"], columns="method", values="tv")
-    print(mean.round(4).to_markdown())
+    for frame in (summary.reset_index(), mean.round(3).reset_index()):
+        print("|".join(["", *map(str, frame.columns), ""]))
+        print("|".join(["", *["---"] * frame.shape[1], ""]))
+        for row in frame.astype(object).fillna("").itertuples(index=False):
+            print("|".join(["", *map(str, row), ""]))
+        print()
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ are drawn once from a seed of their own, so that every population has the same t
 >>> frame = simulate(1000, seed=0)
 >>> [len(column.levels) for column in SCHEMA.columns[:-1]]
 [8, 2, 5, 5, 7, 22]
->>> 0 < frame["infected"].mean() < 0.15
+>>> bool(0 < frame["infected"].mean() < 0.15)
 True
 """
 
