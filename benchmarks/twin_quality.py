@@ -1,4 +1,6 @@
-"""How good are twins? `python benchmarks/twin_quality.py downstream | distances | peers | table`
+"""How good are twins?
+
+    python benchmarks/twin_quality.py downstream | distances | peers | settings | table
 
 Tables: `population` (simulated, 58 261 rows, six categorical columns and a rare outcome by a
 Poisson regression with known coefficients; see dpvim.experiments.population) and `randhie` (real,
@@ -17,6 +19,10 @@ are new in each repetition; the population is, too.
 
 `peers`: the same for MST and AIM of smartnoise-synth, which needs an environment of its own (pass
 its interpreter with --python); they get the binned columns, so that nothing is spent on bounds.
+
+`settings`: what other settings would give, one seed each: distance, and error of the posterior
+mean's coefficients where there is a truth; and for scale the distance of two populations, of
+independent columns, and of twins without privacy. Writes results/twin_settings.csv.
 
 Appends to results/twin_downstream.csv and results/twin_distances.csv; rows that are there are not
 made again. `table` prints what docs/synthesis.md has.
@@ -38,10 +44,13 @@ import pandas as pd
 import statsmodels.api as sm
 import statsmodels.formula.api as smf
 
+from dpvim import fit_nonprivate
 from dpvim.experiments import population
 from dpvim.synthesis.analysis import analyze
 from dpvim.synthesis.contingency import BinnedTable, bin_table
+from dpvim.synthesis.encoding import encode
 from dpvim.synthesis.fidelity import pairwise_tv
+from dpvim.synthesis.model import model_of
 from dpvim.synthesis.schema import Binary, Count, Levelled, Real, Schema
 from dpvim.synthesis.twin import Twin, default_delta, synthesize
 
@@ -206,6 +215,59 @@ def peers(name: str, epsilon: float, seed: int, python: str) -> Iterator[dict[st
         yield {"method": method, "tv": float(tv), "cpu_seconds": round(seconds, 1)}
 
 
+# Table, epsilon (None: not private), and what differs from the defaults.
+SETTINGS: list[tuple[str, float | None, dict[str, Any]]] = [
+    ("population", 1.0, {"num_steps": 2000}),
+    ("population", 1.0, {"num_steps": 4000}),
+    ("population", 1.0, {"num_steps": 10_000}),
+    ("population", 1.0, {"clip_norm": 5.0}),
+    ("randhie", 1.0, {"numbers": "histogram"}),
+    ("randhie", 1.0, {"numbers": "normal"}),
+    ("population", None, {"components": 8}),
+    ("population", None, {"components": 16}),
+]
+
+
+def settings() -> Iterator[dict[str, Any]]:
+    case = CASES["population"]
+    frame = case.load(0)
+    original = bin_table(frame, case.schema)
+    apart = frame.apply(np.random.default_rng(0).permutation)
+    for label, other in {"another population": case.load(1), "independent columns": apart}.items():
+        tv = pairwise_tv(original, bin_table(other, case.schema))["tv"].mean()
+        yield {"table": "population", "setting": label, "tv": tv}
+    for name, epsilon, changes in SETTINGS:
+        case = CASES[name]
+        frame = case.load(0)
+        if epsilon is None:
+            twin = _not_private(case, frame, **changes)
+        else:
+            options = {"target": case.target, "seed": 0, "progress": False, **changes}
+            twin = synthesize(frame, case.schema, epsilon=epsilon, **options)
+        row = {"table": name, "epsilon": epsilon, "setting": str(changes)}
+        row["tv"] = distance(case, bin_table(frame, case.schema), twin)
+        if case.truth is not None:
+            found = twin.fit.posterior_at().mean[f"{case.target}.coefficients"][1:]
+            row["rmse"] = float(np.sqrt(np.mean((found - case.truth.to_numpy()[1:]) ** 2)))
+        yield row
+
+
+def _not_private(case: Case, frame: pd.DataFrame, *, components: int) -> Twin:
+    model = model_of(case.schema, components=components, target=case.target)
+    table = encode(frame, case.schema)
+    found = fit_nonprivate(
+        model,
+        table.values,
+        table.missing,
+        sampling_prob=0.05,
+        num_steps=2000,
+        learning_rate=0.03,
+        seed=0,
+        progress=False,
+    )
+    return Twin(case.schema, found, model, len(frame))
+
+
 def collect(
     path: Path,
     make: Callable[..., Iterator[dict[str, Any]]],
@@ -245,7 +307,7 @@ def table() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["downstream", "distances", "peers", "table"])
+    parser.add_argument("what", choices=["downstream", "distances", "peers", "settings", "table"])
     parser.add_argument("--seeds", type=int, default=5, help="repetitions")
     parser.add_argument("--tables", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--epsilons", nargs="+", type=float, default=EPSILONS)
@@ -255,6 +317,13 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     if options.what == "table":
         table()
+    elif options.what == "settings":
+        rows = []
+        for row in settings():
+            rows.append(row)
+            print(row, flush=True)
+            path = RESULTS / "twin_settings.csv"
+            pd.DataFrame(rows).to_csv(path, index=False, float_format="%.5g")
     elif options.what == "downstream":
         collect(RESULTS / "twin_downstream.csv", downstream, options)
     elif options.what == "distances":

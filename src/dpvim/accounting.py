@@ -121,7 +121,7 @@ def epsilon_of(
 
     Guarantees:
         An upper bound, within 0.5 % of the tight value if that is at least 0.01 and the cap adds
-        at most a thousandth of `delta`, see `cut_prob`. Rounding errors can make it 0.7 % where
+        at most a thousandth of `delta`, see `cut_prob`. Rounding errors can make it 0.71 % where
         q < 1e-4, T > 1e4 and delta < 1e-10.
 
     Raises:
