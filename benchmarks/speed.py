@@ -39,6 +39,7 @@ import optax
 import pandas as pd
 
 from dpvim import infer
+from dpvim.batches import select
 from dpvim.estimator import Problem, make_estimator
 from dpvim.family import FAMILIES
 from dpvim.models.bridge import bridge
@@ -171,9 +172,8 @@ def prepared(work: Work, *, plain: bool, steps: int = 64) -> tuple[Ready, infer.
     @jax.jit
     def loop(count: Any, state: Any, records: Any, rows: Any, noise: Any) -> Any:
         def one(i: Any, state: Any) -> Any:
-            batch, is_padding = infer.select_batch(records, rows[i % steps])
             eta = infer.eta_for(family, state.key, state.step)
-            return step(state, eta, batch, is_padding, noise[i % steps])[0]
+            return step(state, eta, records, rows[i % steps], noise[i % steps])[0]
 
         return jax.lax.fori_loop(0, count, one, state).params
 
@@ -203,7 +203,8 @@ def plain_step(problem: Problem, engine: infer.Engine) -> Callable[..., Any]:
 
         return jax.vmap(jax.grad(one), (None, 0))(flat, batch)
 
-    def step(state: Any, eta: Any, batch: Any, is_padding: Any, noise: Any) -> Any:
+    def step(state: Any, eta: Any, records: Any, numbers: Any, noise: Any) -> Any:
+        batch, is_padding = select(records, numbers)
         rows = jnp.where(is_padding[:, None], 0.0, gradients(state.params, eta, batch))
         norms = jnp.sqrt(jnp.sum(rows**2, axis=1))
         factors = jnp.minimum(1.0, plan.clip_norm / jnp.maximum(norms, 1e-12))

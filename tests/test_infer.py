@@ -16,6 +16,7 @@ from conftest import DIM, gaussian_log_likelihood, make_parts, standard_normal_l
 from scipy import stats
 
 import dpvim.infer as infer
+from dpvim.batches import with_public_shape
 from dpvim.estimator import Problem
 from dpvim.mechanism import Likelihood
 from dpvim.plan import PrivacyPlan
@@ -61,10 +62,9 @@ def test_released_coordinates_have_the_noise_of_the_plan(
     state = start(engine)
 
     def releases(rows, noise):
-        batch, padding = infer.select_batch(records, rows)
         eta = jnp.array([0.3, -0.8, 1.1])
-        with_noise = engine.step(state, eta, batch, padding, noise)[1].release
-        without = engine.step(state, eta, batch, padding, jnp.zeros_like(noise))[1].release
+        with_noise = engine.step(state, eta, records, rows, noise)[1].release
+        without = engine.step(state, eta, records, rows, jnp.zeros_like(noise))[1].release
         return with_noise - without
 
     found = np.asarray(jax.jit(jax.vmap(releases))(rows, noise)).ravel()
@@ -87,11 +87,11 @@ def test_one_record_moves_a_release_by_the_clip_norm_and_no_more(
     huge = {"x": records["x"].at[0].set(100.0), "y": records["y"].at[0].set(-1000.0)}
     silence = jnp.zeros(engine.variant.num_released)
 
-    def release(is_absent):
-        return np.asarray(engine.step(state, eta, huge, is_absent, silence)[1].release, float)
+    def release(rows):
+        return np.asarray(engine.step(state, eta, huge, rows, silence)[1].release, float)
 
-    nobody_absent = jnp.zeros(50, bool)
-    moved = release(nobody_absent) - release(nobody_absent.at[0].set(True))
+    everyone = jnp.arange(50)
+    moved = release(everyone) - release(everyone.at[0].set(EMPTY))
     assert np.linalg.norm(moved) <= 0.5
     assert np.linalg.norm(moved) == pytest.approx(0.5, rel=1e-3)
 
@@ -156,10 +156,11 @@ def test_division_is_by_the_expected_batch_size(problem, records):
     """The step for an empty batch is that of the noise and the prior, divided by q N."""
     engine = engine_of(problem)
     state, eta = start(engine), jnp.zeros(DIM)
-    batch, padding = infer.select_batch(records, jnp.full(10, EMPTY))
     noise = jnp.array([1 << 24, 2 << 24, 3 << 24])
     sgd = infer.make_engine(problem, engine.family, engine.variant, optax.sgd(1.0), engine.plan)
-    after, info = sgd.step(sgd.init(state.key, jnp.zeros(DIM), 0.1), eta, batch, padding, noise)
+    after, info = sgd.step(
+        sgd.init(state.key, jnp.zeros(DIM), 0.1), eta, records, jnp.full(10, EMPTY), noise
+    )
     np.testing.assert_array_equal(info.release, noise * engine.plan.noise_grid)
     np.testing.assert_allclose(after.params.loc, info.release / (0.2 * 50), rtol=1e-6)
 
@@ -173,7 +174,7 @@ def test_rows_that_are_not_finite_change_nothing(problem, records):
     engine = engine_of(problem)
     state, eta = start(engine), jnp.ones(DIM)
     release = [
-        engine.step(state, eta, data, jnp.zeros(len(data["y"]), bool), jnp.zeros(DIM))[1].release
+        engine.step(state, eta, data, jnp.arange(len(data["y"])), jnp.zeros(DIM))[1].release
         for data in (spoilt, without)
     ]
     np.testing.assert_allclose(release[0], release[1], rtol=1e-5, atol=1e-6)
@@ -281,12 +282,11 @@ def test_without_a_record_the_others_stay_as_they_are(prob):
 
     @jax.jit
     def release(records, rows):
-        batch, is_padding = infer.select_batch(records, rows)
-        return engine.step(state, jnp.zeros(DIM), batch, is_padding, silent)[1].release
+        return engine.step(state, jnp.zeros(DIM), records, rows, silent)[1].release
 
-    whole = infer.with_public_shape(data, plan)
+    whole = with_public_shape(data, plan)
     fewer = jax.tree.map(lambda leaf: leaf[:-1], data)
-    shortened = infer.with_public_shape(fewer, plan)
+    shortened = with_public_shape(fewer, plan)
     assert jax.tree.map(jnp.shape, whole) == jax.tree.map(jnp.shape, shortened)
     last = num_rows - 1
     for rows in batches:

@@ -14,7 +14,7 @@ ROOT = Path(dpvim.__file__).parent
 LAYERS = [
     {"_validate", "types"},
     {"cache", "accounting", "plan", "statement"},
-    {"randomness", "sampling", "noise", "mechanism"},
+    {"randomness", "sampling", "noise", "mechanism", "batches"},
     {"family", "variants", "estimator"},
     {"progress", "trace", "infer"},
     {"metrics", "convergence", "averaging", "estimates"},

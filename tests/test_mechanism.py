@@ -15,12 +15,10 @@ from hypothesis.extra import numpy as hnp
 
 from dpvim.mechanism import (
     Lattice,
-    Likelihood,
     add_noise,
     clip_factors,
     clipped_sum,
     exact_sum,
-    in_pieces,
     on_grid,
 )
 from dpvim.plan import NonPrivatePlan, PrivacyPlan
@@ -280,23 +278,3 @@ def test_vectorised_runs_release_the_same_numbers():
     together = jax.vmap(lambda g, p: sums(g, is_padding=p))(gradients, padding)
     for one, batch in zip(together, gradients, strict=True):
         np.testing.assert_array_equal(one, sums(batch, is_padding=padding[0]))
-
-
-@pytest.mark.parametrize("most_rows", [1, 7, 64, 99, 100, 1000])
-def test_pieces_of_a_batch_give_the_same_sum(most_rows):
-    rng = np.random.default_rng(0)
-    likelihood = Likelihood.from_log_prob(lambda latent, x: -0.5 * jnp.sum((latent - x) ** 2))
-    rows = jnp.asarray(rng.normal(0, 2, (100, 3)), jnp.float32).at[5].set(jnp.nan)
-    is_padding = jnp.asarray(rng.random(100) < 0.3)
-    weights = jnp.array([1.0, 0.5, 2.0])
-
-    def total(sum_of, bound):
-        return jax.jit(lambda: sum_of(jnp.ones(3), weights, rows, is_padding, bound))()
-
-    pieces = in_pieces(likelihood.clipped_sum, most_rows)
-    whole = total(likelihood.clipped_sum, 1.5)
-    assert total(pieces, 1.5).dtype == whole.dtype
-    # Norms may be rounded differently in batches of another size: a level or so of some rows.
-    np.testing.assert_allclose(total(pieces, 1.5), whole, rtol=1e-6)
-    unclipped = total(likelihood.clipped_sum, np.inf)
-    np.testing.assert_allclose(total(pieces, np.inf), unclipped, rtol=1e-5)

@@ -83,7 +83,7 @@ def test_step_without_clip_and_noise_is_the_elbo_gradient(
     params = random_params(family)
     estimator = make_estimator(problem, family, variant, whole_data_plan)
     no_noise = jnp.zeros(variant.num_released, jnp.int32)
-    release = estimator.release(params, ETA, records, jnp.zeros(50, bool), no_noise)
+    release = estimator.release(params, ETA, records, jnp.arange(50), no_noise)
     direction = estimator.direction(params, ETA, release)
 
     def one_draw_elbo(params):

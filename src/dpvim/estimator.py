@@ -22,16 +22,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from dpvim.batches import in_pieces, usual_piece
 from dpvim.family import Family, Params
-from dpvim.mechanism import Lattice, Likelihood, add_noise, in_pieces
+from dpvim.mechanism import Lattice, Likelihood, add_noise
 from dpvim.plan import Plan
-from dpvim.types import Latent, LogPrior, Mask, Record, Scalar
+from dpvim.types import Latent, LogPrior, Record, Scalar
 from dpvim.variants import Variant
 
 _SMALLEST_WEIGHT = 1e-30
-# Batches are worked on in pieces of so many numbers, 4 MB: faster than larger ones, which leave the
-# caches (five times at d 700), and the memory of a step does not grow with its batch.
-_PIECE_NUMBERS = 2**20
 
 
 class Problem(NamedTuple):
@@ -47,12 +45,15 @@ class Estimator(NamedTuple):
 
     Attributes:
         probe: ``(params, eta) -> latent``, the point at which the gradient is taken.
-        release: ``(params, eta, batch, is_padding, noise) -> R``; sees data.
+        release: ``(params, eta, records, rows, noise) -> R``; sees data. The batch are the records
+            with these row numbers, or all of them if there are no numbers.
         direction: ``(params, eta, release) ->`` ascent direction of ELBO / N; sees no data.
     """
 
     probe: Callable[[Params, Array], Latent]
-    release: Callable[[Params, Array, Record, Mask, Int[Array, " r"]], Float[Array, " r"]]
+    release: Callable[
+        [Params, Array, Record, Int[Array, " batch"], Int[Array, " r"]], Float[Array, " r"]
+    ]
     direction: Callable[[Params, Array, Float[Array, " r"]], Params]
 
 
@@ -60,17 +61,19 @@ def make_estimator(problem: Problem, family: Family, variant: Variant, plan: Pla
     """Put a problem, a family, a variant and a plan together."""
     probe = family.reparametrise
     lattice = Lattice.of(plan, dim=problem.dim, num_released=variant.num_released)
-    clipped_sum = in_pieces(
-        problem.likelihood.clipped_sum, most_rows=max(1, _PIECE_NUMBERS // problem.dim)
-    )
+    batch_sum = in_pieces(problem.likelihood.clipped_sum, usual_piece(plan, problem.dim))
 
     def release(
-        params: Params, eta: Array, batch: Record, is_padding: Mask, noise: Int[Array, " r"]
+        params: Params,
+        eta: Array,
+        records: Record,
+        rows: Int[Array, " batch"],
+        noise: Int[Array, " r"],
     ) -> Float[Array, " r"]:
         # A weight whose squares may have underflown says nothing; its coordinate is left out.
         weights = variant.weights(params, eta)
         weights = jnp.where(weights < _SMALLEST_WEIGHT, 0.0, weights)
-        total = clipped_sum(probe(params, eta), weights, batch, is_padding, lattice.row_bound)
+        total = batch_sum(probe(params, eta), weights, records, rows, lattice.row_bound)
         with jax.enable_x64(True):  # the sum is in double precision and stays there
             encoded = variant.encode(params, eta, total)
             # Coordinates that were left out may have infinite slopes: nothing times infinity.

@@ -22,15 +22,16 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
+from dpvim.batches import num_rows_of, with_public_shape
 from dpvim.estimator import Estimator, Problem, make_estimator
 from dpvim.family import Family, Params
 from dpvim.noise import RoundedGaussianNoise
 from dpvim.plan import Plan
 from dpvim.progress import ProgressBar
 from dpvim.randomness import SecretStreams
-from dpvim.sampling import EMPTY, PoissonSampler
+from dpvim.sampling import PoissonSampler
 from dpvim.trace import Trace
-from dpvim.types import BudgetExceededError, Mask, Record
+from dpvim.types import BudgetExceededError, Record
 from dpvim.variants import Variant
 
 # A chunk is as long as takes about this long to run: short enough for Ctrl-C and the progress
@@ -63,7 +64,7 @@ class Engine(NamedTuple):
     Attributes:
         family, variant, plan: What it was made from.
         init: ``(key, loc, scale) -> State``.
-        step: ``(state, eta, batch, is_padding, noise) -> (State, Info)``, pure.
+        step: ``(state, eta, records, rows, noise) -> (State, Info)``, pure.
         run_chunk: Many steps, compiled once for all runs of this engine; see `_run_chunk`.
     """
 
@@ -71,7 +72,7 @@ class Engine(NamedTuple):
     variant: Variant
     plan: Plan
     init: Callable[[Array, Array, float], State]
-    step: Callable[[State, Array, Record, Mask, Array], tuple[State, Info]]
+    step: Callable[[State, Array, Record, Array, Array], tuple[State, Info]]
     run_chunk: Callable[..., tuple[State, Params]]
 
 
@@ -97,10 +98,10 @@ def make_engine(
         return State(params, optimizer.init(params), key, jnp.zeros((), jnp.int32))
 
     def step(
-        state: State, eta: Array, batch: Record, is_padding: Mask, noise: Array
+        state: State, eta: Array, records: Record, rows: Array, noise: Array
     ) -> tuple[State, Info]:
         params = state.params
-        release = estimator.release(params, eta, batch, is_padding, noise)
+        release = estimator.release(params, eta, records, rows, noise)
         ascent = estimator.direction(params, eta, release)
         descent = jax.tree.map(jnp.negative, ascent)
         updates, opt_state = optimizer.update(descent, state.opt_state, params)
@@ -162,31 +163,6 @@ class Supply:
 def eta_for(family: Family, key: Array, step: Int[Array, ""]) -> Array:
     """The shared draw of a step; it depends on the key and the step's number alone."""
     return family.base_draw(jax.random.fold_in(key, step))
-
-
-def select_batch(data: Record, rows: Int[Array, " batch"]) -> tuple[Record, Mask]:
-    """Rows of the data and which of them are padding; no row numbers means all rows."""
-    if rows.shape[0] == 0:
-        return data, jnp.zeros(num_rows_of(data), bool)
-    is_padding = rows == EMPTY
-    batch = jax.tree.map(lambda leaf: leaf[jnp.where(is_padding, 0, rows)], data)
-    return batch, is_padding
-
-
-def with_public_shape(data: Record, plan: Plan) -> Record:
-    """Data whose arrays have a public number of rows; rows that were added are never drawn.
-
-    The number of rows decides which program is compiled, and two programs may round differently.
-    """
-    if not plan.num_rows_is_private:
-        return data
-    more = plan.num_examples - num_rows_of(data)
-    return jax.tree.map(lambda leaf: jnp.pad(leaf, [(0, more)] + [(0, 0)] * (leaf.ndim - 1)), data)
-
-
-def num_rows_of(data: Record) -> int:
-    """Length of the common leading axis."""
-    return int(jax.tree.leaves(data)[0].shape[0])
 
 
 def run(
@@ -345,7 +321,7 @@ def _check_budget(engine: Engine, first: int, num_steps: int) -> None:
 
 
 def _run_chunk(
-    step: Callable[[State, Array, Record, Mask, Array], tuple[State, Info]],
+    step: Callable[[State, Array, Record, Array, Array], tuple[State, Info]],
     family: Family,
     state: State,
     data: Record,
@@ -361,8 +337,7 @@ def _run_chunk(
     etas = jax.vmap(functools.partial(eta_for, family, state.key))(numbers)
 
     def one_step(i: Int[Array, ""], state: State) -> State:
-        batch, is_padding = select_batch(data, rows[i])
-        return step(state, etas[i], batch, is_padding, noise[i])[0]
+        return step(state, etas[i], data, rows[i], noise[i])[0]
 
     def one_segment(state: State, ends: Any) -> tuple[State, Params]:
         state = jax.lax.fori_loop(ends[0], ends[1], one_step, state)

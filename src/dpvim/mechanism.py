@@ -46,6 +46,7 @@ _PRECISION = jax.lax.Precision.HIGHEST
 # Rows are rounded to 2^20 levels up to the clip norm, so that 2^10 of them sum within 32 bits.
 _ROW_LEVELS = 2**20
 _BLOCK_ROWS = 2**10
+_LANES = 32
 # Floats from 2^23 on are integers with consecutive bit patterns. Adding this rounds a number below
 # 2^22 to an integer and leaves it in the low bits: cheaper than rounding and converting.
 _SHIFT = np.float32(1.5 * 2**23)
@@ -95,7 +96,7 @@ class Lattice(NamedTuple):
 
 
 def clip_factors(rows: Float[Array, "batch d"], bound: float) -> Float[Array, " batch"]:
-    r"""Factors :math:`\min(1, \mathrm{bound} / |h_x|)` for rows of finite numbers.
+    r"""Factors :math:`\min(1, \mathrm{bound} / |h_x|)`; NaN for rows that hold a NaN.
 
     Guarantees:
         ``factor * |h|`` is at most `bound`, but for the rounding that `Lattice` allows for. A row
@@ -122,14 +123,26 @@ def exact_sum(
         Double precision.
     """
     quantum = 2.0 ** math.ceil(math.log2(bound)) / _ROW_LEVELS
-    shifted = (factors * (1 / quantum))[:, None] * rows + _SHIFT
-    bits = jax.lax.bitcast_convert_type(shifted.astype(jnp.float32), jnp.int32)
-    counts = bits - _SHIFT.view(np.int32)
-    cuts = list(range(_BLOCK_ROWS, len(counts), _BLOCK_ROWS))
-    # A product with ones is the fastest sum over rows that XLA has.
-    blocks = [jnp.ones(len(part), jnp.int32) @ part for part in jnp.split(counts, cuts)]
+    scaled = factors * (1 / quantum)
+    blocks = [
+        _count(scaled[start : start + _BLOCK_ROWS], rows[start : start + _BLOCK_ROWS])
+        for start in range(0, len(rows), _BLOCK_ROWS)
+    ]
     with jax.enable_x64(True):
         return jnp.stack(blocks).astype(jnp.float64).sum(axis=0) * quantum
+
+
+def _count(scaled: Float[Array, " block"], rows: Float[Array, "block d"]) -> Int[Array, " d"]:
+    """The sum of ``scaled * rows``, every product rounded to an integer; fits 32 bits."""
+    more = -len(rows) % _LANES
+    products = jnp.pad(scaled, (0, more))[:, None] * jnp.pad(rows, [(0, more), (0, 0)])
+    bits = jax.lax.bitcast_convert_type((products + _SHIFT).astype(jnp.float32), jnp.int32)
+    # Every row brings the shift's own bits along. What overflows on the way comes back when they
+    # are taken off: integers of 32 bits are added and subtracted modulo 2^32.
+    shifts = np.array(len(products) * int(_SHIFT.view(np.int32)) % 2**32, np.uint32).view(np.int32)
+    # Two sums of contiguous rows are the fastest sum over rows that XLA has.
+    by_lane = jnp.sum(bits.reshape(_LANES, -1, rows.shape[1]), axis=0, dtype=jnp.int32)
+    return jnp.sum(by_lane, axis=0, dtype=jnp.int32) - shifts
 
 
 def clipped_sum(
@@ -154,20 +167,21 @@ def clipped_sum(
     """
     scale = jnp.sqrt(jnp.where(jnp.isfinite(weights), weights, 0.0))
 
-    def usable_gradients() -> Float[Array, "batch d"]:
+    if math.isinf(bound):
         rows = gradients()
         usable = jnp.isfinite(rows).all(axis=1) & ~is_padding
-        return jnp.where(usable[:, None], rows, 0.0)
-
-    if math.isinf(bound):
-        return jnp.sum(usable_gradients(), axis=0)
+        return jnp.sum(jnp.where(usable[:, None], rows, 0.0), axis=0)
 
     def weighted_rows() -> Float[Array, "batch d"]:
-        return jnp.clip(usable_gradients() * scale, -_LARGEST_COMPONENT, _LARGEST_COMPONENT)
+        rows = gradients()
+        clamped = jnp.clip(rows * scale, -_LARGEST_COMPONENT, _LARGEST_COMPONENT)
+        return jnp.where(jnp.isfinite(rows), clamped, jnp.nan)
 
     like = jax.ShapeDtypeStruct((*is_padding.shape, *weights.shape), weights.dtype)
     rows = settled(weighted_rows, is_padding, like)
-    total = exact_sum(clip_factors(rows, bound), rows, bound)
+    factors = clip_factors(rows, bound)
+    usable = ~(jnp.isnan(factors) | is_padding)
+    total = exact_sum(jnp.where(usable, factors, 0.0), jnp.where(usable[:, None], rows, 0.0), bound)
     with jax.enable_x64(True):
         return jnp.where(scale > 0, total / jnp.where(scale > 0, scale, 1.0), 0.0)
 
@@ -215,42 +229,6 @@ class ClippedSum(Protocol):
         is_padding: Mask,
         bound: float,
     ) -> Float[Array, " d"]: ...
-
-
-def in_pieces(clipped_sum: ClippedSum, most_rows: int) -> ClippedSum:
-    """The same sum over at most so many rows at a time, which bounds the memory that it takes.
-
-    How a batch is cut is public, so it is cut alike with and without a record. Sums of whole
-    multiples of a quantum are exact in any order; others, which are in double precision, take no
-    more additions than `Lattice` allows for.
-    """
-
-    def total(
-        latent: Latent, weights: Float[Array, " d"], batch: Record, is_padding: Mask, bound: float
-    ) -> Float[Array, " d"]:
-        count = -(-is_padding.size // most_rows)
-        if count == 1:
-            return clipped_sum(latent, weights, batch, is_padding, bound)
-        # Pieces of equal size: the last one is padded.
-        size = -(-is_padding.size // count)
-        more = count * size - is_padding.size
-
-        def cut(leaf: Array, fill: Any) -> Array:
-            padded = jnp.pad(leaf, [(0, more)] + [(0, 0)] * (leaf.ndim - 1), constant_values=fill)
-            return padded.reshape(count, size, *leaf.shape[1:])
-
-        pieces = (jax.tree.map(lambda leaf: cut(leaf, 0), batch), cut(is_padding, True))
-
-        def add(so_far: Float[Array, " d"], piece: tuple[Record, Mask]) -> tuple[Array, None]:
-            share = clipped_sum(latent, weights, *piece, bound)
-            with jax.enable_x64(True):
-                return so_far + share.astype(jnp.float64), None
-
-        with jax.enable_x64(True):
-            nothing = jnp.zeros(weights.shape, jnp.float64)
-        return jax.lax.scan(add, nothing, pieces)[0]
-
-    return total
 
 
 class Likelihood(NamedTuple):

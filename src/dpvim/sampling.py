@@ -59,21 +59,23 @@ class PoissonSampler:
 
     def draw(self, num_steps: int) -> np.ndarray:
         """Row numbers of the next batches, shape [num_steps, max_batch_size]; `EMPTY` places."""
-        end = num_steps * self._num_rows
-        self._extend_to(end)
-        count = int(np.searchsorted(self._places, end))
-        taken, self._places = self._places[:count], self._places[count:] - end
-        self._last_place -= end
+        firsts = self._num_rows * np.arange(num_steps + 1)
+        self._extend_to(firsts[-1])
+        ends = np.searchsorted(self._places, firsts[1:])
+        drawn = np.diff(ends, prepend=0)
+        taken = self._places[: ends[-1]] - np.repeat(firsts[:-1], drawn)
+        self._places = self._places[ends[-1] :] - firsts[-1]
+        self._last_place -= int(firsts[-1])
 
-        step, row = np.divmod(taken, self._num_rows)
-        drawn = np.bincount(step, minlength=num_steps)
-        starts = np.concatenate([[0], np.cumsum(drawn)[:-1]])
-        column = np.arange(count) - starts[step]
-        for overfull in np.flatnonzero(drawn > self._max_batch_size):
-            column[step == overfull] = self._truncation.permutation(drawn[overfull])
-        kept = column < self._max_batch_size
+        overfull = np.flatnonzero(drawn > self._max_batch_size)
+        if len(overfull):
+            kept = np.ones(len(taken), bool)
+            for step in overfull:
+                order = self._truncation.permutation(drawn[step])
+                kept[ends[step] - drawn[step] : ends[step]] = order < self._max_batch_size
+            taken = taken[kept]
         rows = np.full((num_steps, self._max_batch_size), EMPTY, dtype=np.int32)
-        rows[step[kept], column[kept]] = row[kept]
+        rows[np.arange(self._max_batch_size) < drawn[:, None]] = taken
         if self._places_taken is not None:
             self._places_taken.permuted(rows, axis=1, out=rows)
         return rows

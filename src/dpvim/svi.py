@@ -29,6 +29,7 @@ from jaxtyping import Array
 from numpyro.infer.autoguide import AutoGuide
 
 from dpvim import _validate
+from dpvim.batches import with_public_shape
 from dpvim.family import FAMILIES, Family, Params
 from dpvim.infer import (
     Engine,
@@ -40,8 +41,6 @@ from dpvim.infer import (
     make_engine,
     run,
     run_many,
-    select_batch,
-    with_public_shape,
 )
 from dpvim.models.bridge import BridgedModel, bridge
 from dpvim.models.data import ModelInput, is_constant, prepare
@@ -302,8 +301,7 @@ class DPSVI:
         self, state: State, data: Any, rows: Array, noise: Array
     ) -> tuple[State, Info]:
         eta = eta_for(self._engine.family, state.key, state.step)
-        batch, is_padding = select_batch(with_public_shape(data, self.plan), rows)
-        return self._engine.step(state, eta, batch, is_padding, noise)
+        return self._engine.step(state, eta, with_public_shape(data, self.plan), rows, noise)
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInput:
         """The data of this call, checked; a new shape or constant sets the model up anew."""

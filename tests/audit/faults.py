@@ -141,9 +141,9 @@ def _update_divided_by_the_realised_batch() -> Any:
         def faulty(*args: Any) -> infer.Engine:
             engine = old(*args)
 
-            def step(state: Any, eta: Any, batch: Any, is_padding: Any, noise: Any) -> Any:
-                after, info = engine.step(state, eta, batch, is_padding, noise)
-                factor = 2.0 / jnp.maximum(1, jnp.sum(~is_padding))
+            def step(state: Any, eta: Any, records: Any, rows: Any, noise: Any) -> Any:
+                after, info = engine.step(state, eta, records, rows, noise)
+                factor = 2.0 / jnp.maximum(1, jnp.sum(rows != EMPTY))
                 params = jax.tree.map(
                     lambda old, new: old + factor * (new - old), state.params, after.params
                 )

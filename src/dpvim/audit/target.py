@@ -17,10 +17,11 @@ from jaxtyping import Array
 
 from dpvim.estimator import Problem
 from dpvim.family import FAMILIES
-from dpvim.infer import Engine, State, Supply, eta_for, make_engine, select_batch
+from dpvim.infer import Engine, State, Supply, eta_for, make_engine
 from dpvim.mechanism import Likelihood
 from dpvim.plan import PrivacyPlan
 from dpvim.randomness import SecretStreams
+from dpvim.sampling import EMPTY
 from dpvim.variants import make_variant
 
 DIM = 4
@@ -85,7 +86,8 @@ def step_once(
 ) -> tuple[Array, Array]:
     """Release and change of the parameters of one step on a given batch."""
     state = target.state._replace(step=jnp.int32(step))
-    after, info = target.engine.step(state, target.eta(step), records, is_padding, noise)
+    rows = jnp.where(is_padding, EMPTY, jnp.arange(len(records)))
+    after, info = target.engine.step(state, target.eta(step), records, rows, noise)
     family = target.engine.family
     return info.release, family.pack(after.params) - family.pack(state.params)
 
@@ -99,8 +101,7 @@ def make_player(target: Target) -> Player:
 
     def one_step(number: Array, eta: Array, records: Array, rows: Array, noise: Array) -> Seen:
         state = target.state._replace(step=number)
-        batch, is_padding = select_batch(records, rows)
-        after, info = target.engine.step(state, eta, batch, is_padding, noise)
+        after, info = target.engine.step(state, eta, records, rows, noise)
         return Seen(info.release, pack(after.params) - pack(state.params))
 
     def one_run(records: Array, rows: Array, noise: Array) -> Seen:

@@ -151,8 +151,9 @@ class Regression:
 
         score = settled(make_score, is_padding, jax.eval_shape(make_score))
         # What a row is made of: groups of numbers that share a factor.
-        finite = jnp.isfinite(X)
-        groups = {"coefficients": jnp.where(finite, clamp(X * scale["coefficients"]), 0.0)}
+        groups = {
+            "coefficients": jnp.where(jnp.isfinite(X), clamp(X * scale["coefficients"]), jnp.nan)
+        }
         squares = jnp.matmul(groups["coefficients"] ** 2, jnp.ones(X.shape[1]), precision=PRECISION)
         if self.intercept:
             groups["intercept"] = jnp.broadcast_to(clamp(scale["intercept"]), (len(X), 1))
@@ -163,9 +164,14 @@ class Regression:
             groups["noise_scale"] = jnp.broadcast_to(clamp(scale["noise_scale"]), (len(X), 1))
             numbers["noise_scale"] = score.noise
             norms = jnp.hypot(norms, jnp.abs(score.noise) * groups["noise_scale"][:, 0])
-        factors = factors_of(norms, is_padding | ~finite.all(axis=1), bound)
+        factors = factors_of(norms, is_padding, bound)
+        counts = factors > 0  # of the others, a number or a row may not be finite
         sums = {
-            name: _sum(jnp.where(factors > 0, factors * numbers[name], 0.0), rows, bound)
+            name: _sum(
+                jnp.where(counts, factors * numbers[name], 0.0),
+                jnp.where(counts[:, None], rows, 0.0),
+                bound,
+            )
             for name, rows in groups.items()
         }
         with jax.enable_x64(True):
