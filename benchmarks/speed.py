@@ -159,7 +159,9 @@ def prepared(work: Work, *, plain: bool, steps: int = 64) -> tuple[Ready, infer.
     began = time.perf_counter()
     model, data = work.make()
     inputs = prepare(data, {})
-    problem = bridge(model, inputs).problem
+    bridged = bridge(model, inputs)
+    problem = bridged.problem
+    records = inputs.records if plain else bridged.arrange(inputs.records)
     plan = plan_for(inputs.num_rows)
     family = FAMILIES[work.family](problem.dim)
     variant = make_variant(work.variant, family)
@@ -178,7 +180,7 @@ def prepared(work: Work, *, plain: bool, steps: int = 64) -> tuple[Ready, infer.
         return jax.lax.fori_loop(0, count, one, state).params
 
     def run(count: int) -> Any:
-        return jax.block_until_ready(loop(count, state, inputs.records, rows, noise))
+        return jax.block_until_ready(loop(count, state, records, rows, noise))
 
     run(1)
     return Ready(run, supply.batch_size), supply, time.perf_counter() - began

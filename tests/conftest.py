@@ -226,3 +226,14 @@ def model_file(tmp_path) -> Path:
     path = tmp_path / "mine.py"
     path.write_text(OWN_MODEL)
     return path
+
+
+def summing_raw_records(bridged):
+    """The bridged model with a clipped sum that takes records as the model does."""
+    likelihood = bridged.problem.likelihood
+
+    def clipped_sum(latent, weights, batch, is_padding, bound):
+        return likelihood.clipped_sum(latent, weights, bridged.arrange(batch), is_padding, bound)
+
+    own = likelihood._replace(clipped_sum=clipped_sum)
+    return bridged._replace(problem=bridged.problem._replace(likelihood=own))

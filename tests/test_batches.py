@@ -67,6 +67,6 @@ def test_vectorised_runs_with_batches_of_different_sizes(records):
 
 def test_pieces_fit_usual_batches_and_the_memory():
     plan = PrivacyPlan(num_examples=30_162, sampling_prob=0.01, num_steps=10, clip_norm=1.0)
-    assert 301 + 3 * 17 < usual_piece(plan, dim=96) < plan.max_batch_size
+    assert 301 + 2 * 17 < usual_piece(plan, dim=96) < plan.max_batch_size
     everything = NonPrivatePlan(num_examples=10**6, sampling_prob=1.0, num_steps=10)
     assert usual_piece(everything, dim=1000) <= 2**20 / 1000 + 32

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import summing_raw_records
 from numpyro.infer import Predictive
 from numpyro.infer.util import log_density
 
@@ -45,7 +46,7 @@ def make_data(model, seed=0, rows=NUM_ROWS):
 def setting(model):
     """The structured likelihood, the general one, and a batch as the engine has it."""
     inputs = prepare(make_data(model), {})
-    found = bridge(model, inputs)
+    found = summing_raw_records(bridge(model, inputs))
     general = Likelihood.from_log_prob(found.problem.likelihood.log_prob)
     return found, general, inputs.records
 
@@ -81,8 +82,9 @@ def test_the_structured_sum_is_the_general_one(name, bound):
     quantum = 0 if np.isinf(bound) else 2 * bound / 2**18 * np.sqrt(NUM_ROWS)
     for variant_name in VARIANTS:
         weights = weights_of(variant_name, found.space.dim)
+        scale = 1.0 if weights is None else np.sqrt(weights)
         one, other = (
-            np.asarray(each(latent, weights, batch, is_padding, bound)) * np.sqrt(weights)
+            np.asarray(each(latent, weights, batch, is_padding, bound)) * scale
             for each in (ours, theirs)
         )
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 + quantum)
@@ -119,16 +121,17 @@ def test_a_weight_that_is_not_finite_takes_its_coordinate_out(name):
     assert np.isfinite(total).all()
 
 
+@pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("name", MODELS)
-def test_no_row_exceeds_the_bound(name):
+def test_no_row_exceeds_the_bound(name, weighted):
     """One row at a time, at latents, covariates and weights of all sizes."""
     model = MODELS[name]
     found, _, _ = setting(model)
-    dim, rng = found.space.dim, np.random.default_rng(5)
+    dim, rng, nothing = found.space.dim, np.random.default_rng(5), jnp.zeros(1, bool)
     alone = jax.jit(
         jax.vmap(
             lambda latent, weights, x, y: found.problem.likelihood.clipped_sum(
-                latent, weights, [x[None], y[None]], jnp.zeros(1, bool), BOUND
+                latent, weights if weighted else None, [x[None], y[None]], nothing, BOUND
             )
         )
     )
@@ -136,6 +139,7 @@ def test_no_row_exceeds_the_bound(name):
     sizes = 10.0 ** rng.uniform(-3, 4, (cases, 1))
     latents = (rng.normal(size=(cases, dim)) * sizes).astype(np.float32)
     weights = (10.0 ** rng.uniform(-12, 8, (cases, dim))).astype(np.float32)
+    weights = weights if weighted else np.ones_like(weights)
     spread = 10.0 ** rng.uniform(-6, 8, (cases, NUM_COLUMNS))
     X = (rng.normal(size=(cases, NUM_COLUMNS)) * spread).astype(np.float32)
     _, y = make_data(model, seed=3, rows=cases)

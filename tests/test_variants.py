@@ -53,7 +53,10 @@ def test_weighted_norm_is_the_norm_of_the_explicit_gradient(
     params = random_params(family, seed=1)
     gradients = jax.random.normal(jax.random.key(0), (20, DIM)) * 3
     explicit = jax.vmap(lambda g: variant.encode(params, ETA, g))(gradients)
-    weighted = jnp.sqrt(jnp.square(gradients) @ variant.weights(params, ETA))
+    weights = variant.weights(params, ETA)
+    if weights is None:
+        weights = jnp.ones(DIM)
+    weighted = jnp.sqrt(jnp.square(gradients) @ weights)
     np.testing.assert_allclose(jnp.linalg.norm(explicit, axis=1), weighted, rtol=1e-5)
 
 

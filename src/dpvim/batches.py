@@ -18,19 +18,17 @@ from jaxtyping import Array, Float, Int
 from dpvim.mechanism import ClippedSum
 from dpvim.plan import Plan
 from dpvim.sampling import EMPTY
-from dpvim.types import Latent, Mask, Record
+from dpvim.types import Latent, Mask, Record, Weights
 
 # A piece has at most so many numbers, 4 MB: faster than larger ones, which leave the caches (five
 # times at d 700), and the memory of a step does not grow with its batch.
 _PIECE_NUMBERS = 2**20
 # More rows than the mean by so many standard deviations are left to a second piece.
-_USUAL_EXCESS = 3.0
+_USUAL_EXCESS = 2.5
 # Sums over rows are fastest over a multiple of this many.
-_ROWS_MULTIPLE = 32
+_ROWS_MULTIPLE = 16
 
-BatchSum = Callable[
-    [Latent, Float[Array, " d"], Record, Int[Array, " batch"], float], Float[Array, " d"]
-]
+BatchSum = Callable[[Latent, Weights, Record, Int[Array, " batch"], float], Float[Array, " d"]]
 """``(latent, weights, records, rows, bound)``: a `ClippedSum` over the rows of a batch."""
 
 
@@ -77,7 +75,7 @@ def in_pieces(clipped_sum: ClippedSum, piece: int) -> BatchSum:
 
     def total(
         latent: Latent,
-        weights: Float[Array, " d"],
+        weights: Weights,
         records: Record,
         rows: Int[Array, " batch"],
         bound: float,
@@ -105,7 +103,7 @@ def in_pieces(clipped_sum: ClippedSum, piece: int) -> BatchSum:
                 return so_far + share.astype(jnp.float64)
 
         with jax.enable_x64(True):
-            nothing = jnp.zeros(weights.shape, jnp.float64)
+            nothing = jnp.zeros(latent.shape, jnp.float64)
         return jax.lax.fori_loop(0, count, add, nothing)
 
     return total

@@ -70,9 +70,10 @@ def make_estimator(problem: Problem, family: Family, variant: Variant, plan: Pla
         rows: Int[Array, " batch"],
         noise: Int[Array, " r"],
     ) -> Float[Array, " r"]:
-        # A weight whose squares may have underflown says nothing; its coordinate is left out.
         weights = variant.weights(params, eta)
-        weights = jnp.where(weights < _SMALLEST_WEIGHT, 0.0, weights)
+        if weights is not None:
+            # One whose squares may have underflown says nothing; its coordinate is left out.
+            weights = jnp.where(weights < _SMALLEST_WEIGHT, 0.0, weights)
         total = batch_sum(probe(params, eta), weights, records, rows, lattice.row_bound)
         with jax.enable_x64(True):  # the sum is in double precision and stays there
             encoded = variant.encode(params, eta, total)

@@ -26,15 +26,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array, Bool, Float, Int
 
 from dpvim.plan import Plan
-from dpvim.types import Latent, LogLikelihood, Mask, Record
+from dpvim.types import Latent, LogLikelihood, Mask, Record, Weights
 
 Tree = TypeVar("Tree")
 
@@ -46,7 +47,7 @@ _PRECISION = jax.lax.Precision.HIGHEST
 # Rows are rounded to 2^20 levels up to the clip norm, so that 2^10 of them sum within 32 bits.
 _ROW_LEVELS = 2**20
 _BLOCK_ROWS = 2**10
-_LANES = 32
+_LANES = 16
 # Floats from 2^23 on are integers with consecutive bit patterns. Adding this rounds a number below
 # 2^22 to an integer and leaves it in the low bits: cheaper than rounding and converting.
 _SHIFT = np.float32(1.5 * 2**23)
@@ -123,31 +124,25 @@ def exact_sum(
         Double precision.
     """
     quantum = 2.0 ** math.ceil(math.log2(bound)) / _ROW_LEVELS
-    scaled = factors * (1 / quantum)
-    blocks = [
-        _count(scaled[start : start + _BLOCK_ROWS], rows[start : start + _BLOCK_ROWS])
-        for start in range(0, len(rows), _BLOCK_ROWS)
-    ]
-    with jax.enable_x64(True):
-        return jnp.stack(blocks).astype(jnp.float64).sum(axis=0) * quantum
-
-
-def _count(scaled: Float[Array, " block"], rows: Float[Array, "block d"]) -> Int[Array, " d"]:
-    """The sum of ``scaled * rows``, every product rounded to an integer; fits 32 bits."""
-    more = -len(rows) % _LANES
-    products = jnp.pad(scaled, (0, more))[:, None] * jnp.pad(rows, [(0, more), (0, 0)])
-    bits = jax.lax.bitcast_convert_type((products + _SHIFT).astype(jnp.float32), jnp.int32)
-    # Every row brings the shift's own bits along. What overflows on the way comes back when they
-    # are taken off: integers of 32 bits are added and subtracted modulo 2^32.
-    shifts = np.array(len(products) * int(_SHIFT.view(np.int32)) % 2**32, np.uint32).view(np.int32)
-    # Two sums of contiguous rows are the fastest sum over rows that XLA has.
+    blocks = -(-len(rows) // _BLOCK_ROWS)
+    more = -len(rows) % (blocks * _LANES)
+    scaled = jnp.pad(factors * (1 / quantum), (0, more))
+    shifted = scaled[:, None] * jnp.pad(rows, [(0, more), (0, 0)]) + _SHIFT
+    bits = jax.lax.bitcast_convert_type(shifted.astype(jnp.float32), jnp.int32)
+    # Sums over contiguous rows are the fastest that XLA has. What overflows on the way comes back
+    # when the shifts' own bits are taken off: integers are added modulo 2^32.
     by_lane = jnp.sum(bits.reshape(_LANES, -1, rows.shape[1]), axis=0, dtype=jnp.int32)
-    return jnp.sum(by_lane, axis=0, dtype=jnp.int32) - shifts
+    by_block = by_lane.reshape(-1, blocks, rows.shape[1])
+    counts = jnp.sum(by_block, axis=0, dtype=jnp.int32)
+    shifts = int(_SHIFT.view(np.int32)) * (len(shifted) // blocks) % 2**32
+    counts = counts - np.uint32(shifts).view(np.int32)
+    with jax.enable_x64(True):
+        return counts.astype(jnp.float64).sum(axis=0) * quantum
 
 
 def clipped_sum(
     gradients: Callable[[], Float[Array, "batch d"]],
-    weights: Float[Array, " d"],
+    weights: Weights,
     is_padding: Mask,
     bound: float,
 ) -> Float[Array, " d"]:
@@ -155,7 +150,7 @@ def clipped_sum(
 
     Args:
         gradients: Computes the gradients, one row for each record.
-        weights: Public, not negative.
+        weights: Public, not negative; None for ones.
         is_padding: Rows that do not count.
         bound: Largest norm of a row's share; infinite without privacy.
 
@@ -165,7 +160,7 @@ def clipped_sum(
         something about one record. All padding gives zero. With an infinite bound nothing is
         clipped or rounded.
     """
-    scale = jnp.sqrt(jnp.where(jnp.isfinite(weights), weights, 0.0))
+    scale = scales_of(weights)
 
     if math.isinf(bound):
         rows = gradients()
@@ -174,20 +169,32 @@ def clipped_sum(
 
     def weighted_rows() -> Float[Array, "batch d"]:
         rows = gradients()
-        clamped = jnp.clip(rows * scale, -_LARGEST_COMPONENT, _LARGEST_COMPONENT)
+        weighted = rows if scale is None else rows * scale
+        clamped = jnp.clip(weighted, -_LARGEST_COMPONENT, _LARGEST_COMPONENT)
         return jnp.where(jnp.isfinite(rows), clamped, jnp.nan)
 
-    like = jax.ShapeDtypeStruct((*is_padding.shape, *weights.shape), weights.dtype)
-    rows = settled(weighted_rows, is_padding, like)
+    rows = settled(weighted_rows, is_padding)
     factors = clip_factors(rows, bound)
     usable = ~(jnp.isnan(factors) | is_padding)
     total = exact_sum(jnp.where(usable, factors, 0.0), jnp.where(usable[:, None], rows, 0.0), bound)
+    return unscaled(total, scale)
+
+
+def scales_of(weights: Weights) -> Weights:
+    """Square roots of the weights; zero, which takes a coordinate out, for those not finite."""
+    return None if weights is None else jnp.sqrt(jnp.where(jnp.isfinite(weights), weights, 0.0))
+
+
+def unscaled(total: Float[Array, " d"], scale: Weights) -> Float[Array, " d"]:
+    """A sum of weighted rows as one of gradients; zero where the scale is."""
+    if scale is None:
+        return total
     with jax.enable_x64(True):
         return jnp.where(scale > 0, total / jnp.where(scale > 0, scale, 1.0), 0.0)
 
 
-def settled(make: Callable[[], Tree], is_padding: Mask, like: Any) -> Tree:
-    """The arrays that `make` returns, computed once for whoever uses them; shapes as in `like`.
+def settled(make: Callable[[], Tree], is_padding: Mask) -> Tree:
+    """The arrays that `make` returns, computed once for whoever uses them.
 
     A compiler may work out a number twice, here for the norm and for the sum, and round
     differently (with a fused multiply-add in one of them); where numbers cancel the difference
@@ -195,10 +202,14 @@ def settled(make: Callable[[], Tree], is_padding: Mask, like: Any) -> Tree:
     the compiler cannot know that it is always the first.
     """
 
-    def nothing() -> Tree:
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    program, like = jax.make_jaxpr(make, return_shape=True)()  # traced once
+    leaves, structure = jax.tree.flatten(like)
 
-    return jax.lax.cond(_is_true(is_padding), make, nothing)
+    def nothing() -> list[Array]:
+        return [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
+
+    found = jax.lax.cond(_is_true(is_padding), jaxpr_as_fun(program), nothing)
+    return jax.tree.unflatten(structure, found)
 
 
 @jax.custom_batching.custom_vmap
@@ -224,7 +235,7 @@ class ClippedSum(Protocol):
     def __call__(
         self,
         latent: Latent,
-        weights: Float[Array, " d"],
+        weights: Weights,
         batch: Record,
         is_padding: Mask,
         bound: float,
@@ -257,7 +268,7 @@ class Likelihood(NamedTuple):
 
         def clipped_gradient_sum(
             latent: Latent,
-            weights: Float[Array, " d"],
+            weights: Weights,
             batch: Record,
             is_padding: Mask,
             bound: float,

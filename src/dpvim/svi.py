@@ -223,7 +223,6 @@ class DPSVI:
         own. Each run costs what it would cost by itself; runs on the same data add up.
         """
         num_runs = _validate.positive_int("num_runs", num_runs)
-        records = prepare(args, kwargs).records
         one_args, one_kwargs = jax.tree.map(
             lambda leaf: leaf[0] if stacked and not is_constant(leaf) else leaf, (args, kwargs)
         )
@@ -232,6 +231,8 @@ class DPSVI:
             for each in jax.random.split(key, num_runs)
         ]
         self._last_seen = None
+        arrange = self._bridged.arrange
+        records = (jax.vmap(arrange) if stacked else arrange)(prepare(args, kwargs).records)
         done = run_many(
             self._engine,
             jax.tree.map(lambda *leaves: jnp.stack(leaves), *states),
@@ -313,6 +314,7 @@ class DPSVI:
         inputs = prepare(args, kwargs)
         if self._signature != inputs.signature:
             self.adopt(bridge(self.model, inputs), inputs)
+        inputs = inputs._replace(records=self._bridged.arrange(inputs.records))
         self._last_seen = (leaves, inputs)
         return inputs
 

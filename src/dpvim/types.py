@@ -14,6 +14,8 @@ Latent: TypeAlias = Float[Array, " d"]
 Record: TypeAlias = Any
 """A pytree of arrays: one row of the data (or, with a leading axis, a batch of rows)."""
 Mask: TypeAlias = Bool[Array, " batch"]
+Weights: TypeAlias = Float[Array, " d"] | None
+"""Public w >= 0 with |E g|^2 = sum_i w_i g_i^2; None stands for ones."""
 
 LogLikelihood: TypeAlias = Callable[[Latent, Record], Scalar]
 LogPrior: TypeAlias = Callable[[Latent], Scalar]

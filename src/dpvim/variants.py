@@ -30,7 +30,7 @@ from jaxtyping import Array, Float
 
 from dpvim import _validate
 from dpvim.family import FAMILIES, Family, Params, pull_back
-from dpvim.types import Latent
+from dpvim.types import Latent, Weights
 
 
 class Variant(NamedTuple):
@@ -39,14 +39,14 @@ class Variant(NamedTuple):
     Attributes:
         name: What it is called in `VARIANTS`.
         num_released: Length of a release.
-        weights: ``(params, eta) -> w``.
+        weights: ``(params, eta) -> w``, or None for ones.
         encode: ``(params, eta, g) -> E g``, linear in g.
         decode: ``(params, eta, release, free) -> direction``, affine in the release.
     """
 
     name: str
     num_released: int
-    weights: Callable[[Params, Array], Float[Array, " d"]]
+    weights: Callable[[Params, Array], Weights]
     encode: Callable[[Params, Array, Latent], Float[Array, " r"]]
     decode: Callable[[Params, Array, Float[Array, " r"], Params], Params]
 
@@ -99,7 +99,7 @@ def aligned(family: Family) -> Variant:
     return Variant(
         name="aligned",
         num_released=family.dim,
-        weights=lambda params, eta: jnp.ones(family.dim),
+        weights=lambda params, eta: None,
         encode=lambda params, eta, g: g,
         decode=lambda params, eta, r, free: _add(pull_back(family, params, eta, r), free),
     )

@@ -26,7 +26,7 @@ from dpvim.estimator import Problem
 from dpvim.mechanism import Likelihood
 from dpvim.models.data import ModelInput
 from dpvim.models.latent_space import LatentSpace, Site, elementary
-from dpvim.types import Latent, Mask, ModelError, Record, Scalar
+from dpvim.types import Latent, ModelError, Record, Scalar
 
 Model = Callable[..., Any]
 
@@ -38,11 +38,13 @@ class BridgedModel(NamedTuple):
         space: Its latent sites.
         problem: Its likelihood and prior as plain functions.
         on_made_up_row: Calls a model or guide with arguments like the data's, but made up.
+        arrange: Records in the form that the problem's clipped sum takes, each row by itself.
     """
 
     space: LatentSpace
     problem: Problem
     on_made_up_row: Callable[[Model], Any]
+    arrange: Callable[[Record], Record]
 
 
 def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
@@ -73,27 +75,21 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
 
     _refuse_mixing(jax.make_jaxpr(gradients)(jnp.zeros(space.dim), one_row).jaxpr)
     problem = Problem(space.dim, Likelihood.from_gradients(log_prob, gradients), log_prior)
+    call, arrange = inputs.call, _as_they_are
     if hasattr(model, "clipped_sum_for"):
-        problem = _with_own_functions(problem, model, space, inputs)
-    call = inputs.call
-    return BridgedModel(space, problem, lambda model: call(model, one_row))
+        structured: Any = model
+        own_sum, own_prior = structured.clipped_sum_for(space), structured.log_prior_for(space)
+        if own_sum is not None:
+            likelihood = problem.likelihood._replace(clipped_sum=own_sum)
+            problem = problem._replace(likelihood=likelihood)
+            arrange = jax.jit(lambda records: call(structured.batch_of, records))
+        if own_prior is not None:
+            problem = problem._replace(log_prior=own_prior)
+    return BridgedModel(space, problem, lambda model: call(model, one_row), arrange)
 
 
-def _with_own_functions(
-    problem: Problem, model: Any, space: LatentSpace, inputs: ModelInput
-) -> Problem:
-    """With the clipped sum and the log prior that a `StructuredModel` brings."""
-    own_sum, own_prior = model.clipped_sum_for(space), model.log_prior_for(space)
-    if own_sum is not None:
-
-        def clipped_sum(
-            latent: Latent, weights: Array, batch: Record, is_padding: Mask, bound: float
-        ) -> Float[Array, " d"]:
-            arranged = inputs.call(model.batch_of, batch)
-            return own_sum(latent, weights, arranged, is_padding, bound)
-
-        problem = problem._replace(likelihood=problem.likelihood._replace(clipped_sum=clipped_sum))
-    return problem if own_prior is None else problem._replace(log_prior=own_prior)
+def _as_they_are(records: Record) -> Record:
+    return records
 
 
 # Primitives whose value for one element of an array may depend on the others, and what they are.

@@ -43,7 +43,7 @@ from jax.nn import log_sigmoid, sigmoid
 from jax.scipy.special import betaln, digamma
 from jaxtyping import Array, Float, Int
 
-from dpvim.mechanism import settled
+from dpvim.mechanism import scales_of, settled
 from dpvim.models.columns import (
     CategoricalColumn,
     CountColumn,
@@ -56,8 +56,8 @@ from dpvim.models.columns import (
 )
 from dpvim.models.columns import codes as codes_of
 from dpvim.models.latent_space import LatentSpace
-from dpvim.models.structured import clamp, factors_of, finite_or_nan, matmul, scales_of
-from dpvim.types import Latent, Mask
+from dpvim.models.structured import clamp, factors_of, finite_or_nan, matmul
+from dpvim.types import Latent, Mask, Weights
 
 if TYPE_CHECKING:
     from dpvim.models.mixture import Mixture
@@ -87,12 +87,14 @@ class MixtureSum:
     def __call__(
         self,
         latent: Latent,
-        weights: Float[Array, " d"],
+        weights: Weights,
         batch: Rows,
         is_padding: Mask,
         bound: float,
     ) -> Float[Array, " d"]:
         scales = scales_of(weights)
+        if scales is None:
+            scales = jnp.ones_like(latent)
         raw, scale = self._space.unpack(latent), self._space.unpack(scales)
         count = self._model.num_components
 
@@ -111,7 +113,7 @@ class MixtureSum:
         def per_record() -> tuple[Array, dict[str, Array], _Score | None]:
             return self._per_record(found, raw, batch)
 
-        resp, rows, score = settled(per_record, is_padding, jax.eval_shape(per_record))
+        resp, rows, score = settled(per_record, is_padding)
 
         # Norms.
         squares = jnp.sum(jnp.maximum(resp, _SMALLEST) ** 2 * found[count : 2 * count], axis=0)

@@ -29,10 +29,10 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
 from dpvim import _validate
-from dpvim.mechanism import ClippedSum, exact_sum, settled
+from dpvim.mechanism import ClippedSum, exact_sum, scales_of, settled, unscaled
 from dpvim.models.latent_space import LatentSpace
-from dpvim.models.structured import PRECISION, clamp, factors_of, finite_or_nan, scales_of
-from dpvim.types import Latent, Mask, Record
+from dpvim.models.structured import PRECISION, clamp, factors_of, finite_or_nan
+from dpvim.types import Latent, Mask, Weights
 
 
 class Score(NamedTuple):
@@ -120,9 +120,10 @@ class Regression:
 
     # -- the clipped sum ----------------------------------------------------------------------
 
-    def batch_of(self, X: Any, y: Any = None) -> Record:
+    def batch_of(self, X: Any, y: Any = None) -> _Batch:
         """The arguments of the model, as the clipped sum takes them."""
-        return X, y
+        X = jnp.asarray(X, jnp.float32)
+        return _Batch(X, jnp.asarray(y, jnp.float32), _squared_norms(_rows_of(X, None)))
 
     def clipped_sum_for(self, space: LatentSpace) -> ClippedSum:
         """One product for each entry of X instead of a gradient for each record."""
@@ -135,33 +136,36 @@ class Regression:
         self,
         space: LatentSpace,
         latent: Latent,
-        weights: Float[Array, " d"],
-        batch: Record,
+        weights: Weights,
+        batch: _Batch,
         is_padding: Mask,
         bound: float,
     ) -> Float[Array, " d"]:
-        X, y = jnp.asarray(batch[0], jnp.float32), jnp.asarray(batch[1], jnp.float32)
         scales = scales_of(weights)
-        raw, scale = space.unpack(latent), space.unpack(scales)
-        predictor = X @ raw["coefficients"] + raw.get("intercept", 0.0)
+        raw = space.unpack(latent)
+        scale = {} if scales is None else {k: clamp(v) for k, v in space.unpack(scales).items()}
+        predictor = batch.X @ raw["coefficients"] + raw.get("intercept", 0.0)
         noise = jnp.exp(raw["noise_scale"]) if self._outcome.has_noise else None
 
         def make_score() -> Score:
-            return jax.tree.map(finite_or_nan, self._outcome.score(predictor, noise, y))
+            return jax.tree.map(finite_or_nan, self._outcome.score(predictor, noise, batch.y))
 
-        score = settled(make_score, is_padding, jax.eval_shape(make_score))
+        score = settled(make_score, is_padding)
+
         # What a row is made of: groups of numbers that share a factor.
-        groups = {
-            "coefficients": jnp.where(jnp.isfinite(X), clamp(X * scale["coefficients"]), jnp.nan)
-        }
-        squares = jnp.matmul(groups["coefficients"] ** 2, jnp.ones(X.shape[1]), precision=PRECISION)
+        def all_alike(name: str) -> Float[Array, "batch 1"]:
+            return jnp.broadcast_to(scale.get(name, 1.0), (is_padding.size, 1))
+
+        groups = {"coefficients": _rows_of(batch.X, scale.get("coefficients"))}
+        # Ones for weights: the norms do not change from step to step.
+        squares = batch.squares if scales is None else _squared_norms(groups["coefficients"])
         if self.intercept:
-            groups["intercept"] = jnp.broadcast_to(clamp(scale["intercept"]), (len(X), 1))
+            groups["intercept"] = all_alike("intercept")
             squares = squares + groups["intercept"][:, 0] ** 2
         norms = jnp.abs(score.predictor) * jnp.sqrt(squares)
         numbers = dict.fromkeys(groups, score.predictor)
         if score.noise is not None:
-            groups["noise_scale"] = jnp.broadcast_to(clamp(scale["noise_scale"]), (len(X), 1))
+            groups["noise_scale"] = all_alike("noise_scale")
             numbers["noise_scale"] = score.noise
             norms = jnp.hypot(norms, jnp.abs(score.noise) * groups["noise_scale"][:, 0])
         factors = factors_of(norms, is_padding, bound)
@@ -176,7 +180,26 @@ class Regression:
         }
         with jax.enable_x64(True):
             total = space.pack(sums)
-            return jnp.where(scales > 0, total / jnp.where(scales > 0, scales, 1.0), 0.0)
+        return unscaled(total, scales)
+
+
+class _Batch(NamedTuple):
+    """Records, and the squared norms of their covariates; NaN if one of those is not finite."""
+
+    X: Float[Array, "batch m"]
+    y: Float[Array, " batch"]
+    squares: Float[Array, " batch"]
+
+
+def _rows_of(
+    X: Float[Array, "batch m"], scale: Float[Array, " m"] | None
+) -> Float[Array, "batch m"]:
+    """Weighted covariates; NaN for those not finite, which takes a record out."""
+    return jnp.where(jnp.isfinite(X), clamp(X if scale is None else X * scale), jnp.nan)
+
+
+def _squared_norms(rows: Float[Array, "batch m"]) -> Float[Array, " batch"]:
+    return jnp.matmul(rows**2, jnp.ones(rows.shape[1]), precision=PRECISION)
 
 
 def _sum(

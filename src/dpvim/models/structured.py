@@ -38,7 +38,10 @@ class StructuredModel(Protocol):
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def batch_of(self, *args: Any, **kwargs: Any) -> Record:
-        """The model's arguments in the form that the clipped sum takes."""
+        """The model's arguments in the form that the clipped sum takes, each row by itself.
+
+        Done once for all data: what does not change from step to step belongs here.
+        """
         ...
 
     def clipped_sum_for(self, space: LatentSpace) -> ClippedSum | None:
@@ -48,11 +51,6 @@ class StructuredModel(Protocol):
     def log_prior_for(self, space: LatentSpace) -> LogPrior | None:
         """The log prior of the latent; None if the general one is to be used."""
         ...
-
-
-def scales_of(weights: Float[Array, " d"]) -> Float[Array, " d"]:
-    """Square roots of the weights; zero, which takes a coordinate out, for those not finite."""
-    return jnp.sqrt(jnp.where(jnp.isfinite(weights), weights, 0.0))
 
 
 def clamp(numbers: Array) -> Array:
