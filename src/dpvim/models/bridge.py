@@ -38,11 +38,13 @@ class BridgedModel(NamedTuple):
         space: Its latent sites.
         problem: Its likelihood and prior as plain functions.
         on_made_up_row: Calls a model or guide with arguments like the data's, but made up.
+        draw_prior: ``key -> latent``, a draw from the prior.
     """
 
     space: LatentSpace
     problem: Problem
     on_made_up_row: Callable[[Model], Any]
+    draw_prior: Callable[[Array], Latent]
 
 
 def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
@@ -76,7 +78,12 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
     if hasattr(model, "clipped_sum_for"):
         problem = _with_own_functions(problem, model, space, inputs)
     call = inputs.call
-    return BridgedModel(space, problem, lambda model: call(model, one_row))
+
+    def draw_prior(key: Array) -> Latent:
+        sites = run.prior_draw(one_row, key)
+        return space.unconstrain({site.name: sites[site.name]["value"] for site in space.sites})
+
+    return BridgedModel(space, problem, lambda model: call(model, one_row), draw_prior)
 
 
 def _with_own_functions(
@@ -133,6 +140,10 @@ class _Runner:
         seeded = handlers.seed(self._model, rng_seed=key)
         drawn = handlers.substitute(seeded, substitute_fn=init_to_uniform)
         return self._run(drawn, rows_of_data, _RowPlates(rows))
+
+    def prior_draw(self, rows_of_data: Record, key: Array) -> dict[str, Any]:
+        """The sites of the model with latents drawn from their priors."""
+        return self._run(handlers.seed(self._model, rng_seed=key), rows_of_data, _RowPlates(1))
 
     def latent_shapes(self, rows_of_data: Record, *, rows: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the latent sites for this many rows; computes nothing."""
