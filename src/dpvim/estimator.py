@@ -50,12 +50,13 @@ class Problem(NamedTuple):
 
 
 def width_schedule(width: float, num_steps: int) -> Callable[[Array], Array]:
-    """By a step's number: `width` in the first half of a run, 1 in the second.
+    """By a step's number: `width` in the first three quarters of a run, 1 in the last one.
 
-    The first half is for learning the curvature. In the second the gradient is taken where the
-    approximation is, and means and scales come to rest there.
+    The wide part is for learning the curvature. In the last quarter the gradient is taken where the
+    approximation is: means and scales come to rest there, and the two parts together tell how far
+    the log-likelihood departs from a quadratic.
     """
-    return lambda step: jnp.where(2 * step < num_steps, width, 1.0)
+    return lambda step: jnp.where(4 * step < 3 * num_steps, width, 1.0)
 
 
 def default_width(*, num_examples: int, dim: int) -> float:

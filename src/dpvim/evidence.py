@@ -29,10 +29,10 @@ from scipy import stats
 from dpvim.plan import PrivacyPlan
 from dpvim.releases import ReleaseSums
 
-# The curvature of one coordinate is exp(N(log(N C^2 / d) + _LOG_CENTRE, _LOG_SPREAD^2)) a priori.
+# The curvature of one coordinate is exp(N(log(N C^2 / d) + _LOG_CENTRE, LOG_SPREAD^2)) a priori.
 # The trace of the Fisher information of N records is at most N C^2 if C is the largest norm of a
-# gradient, so N C^2 / d is what a coordinate can have; most have a tenth or a thousandth of it.
-_LOG_CENTRE = -2.5
+# gradient, so N C^2 / d is what a coordinate can have on average; most have less by far.
+_LOG_CENTRE = -3.5
 LOG_SPREAD = 2.0
 # gamma, and the share of N that D may reach before a window is no longer looked at.
 _SKEWNESS = 0.2

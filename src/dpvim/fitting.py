@@ -93,9 +93,10 @@ def fit(
         init_scale: Standard deviations that the approximation starts with; a guide brings its own.
         init_params: Initial values by site name; others start near the middle of their support.
         scale_transform: ``softplus`` or ``exp``.
-        probe_width: How much wider than the approximation gradients are taken in the first half of
-            the run, at least 1, or ``"auto"``. It costs no privacy and makes the posterior from the
-            releases narrower (docs/honest-posterior.md). For the aligned variant.
+        probe_width: How much wider than the approximation gradients are taken in the first three
+            quarters of the run, at least 1, or ``"auto"``. It costs no privacy and makes the
+            posterior from the releases narrower (docs/honest-posterior.md). For the aligned
+            variant.
         trace_every: Steps between snapshots. Default: about 2000 snapshots.
         seed: For tests and experiments: fixes all randomness, and with it undoes the privacy.
         progress: Show a progress bar. Default: if standard error is a terminal.

@@ -94,8 +94,9 @@ class DPSVI:
         variant: The gradient estimator; see `dpvim.variants`.
         scale_transform: ``"softplus"`` or ``"exp"``.
         init_scale: Standard deviation that the approximation starts with; a guide brings its own.
-        probe_width: How much wider than the approximation gradients are taken in the first half
-            of the plan's steps, or ``"auto"``; see `dpvim.estimator`. For the aligned variant.
+        probe_width: How much wider than the approximation gradients are taken in the first three
+            quarters of the plan's steps, or ``"auto"``; see `dpvim.estimator`. For the aligned
+            variant.
         seed: For tests only: fixes batches and noise, and with them undoes the privacy.
 
     Guarantees:
