@@ -33,6 +33,7 @@ from dpvim.evidence import LOG_SPREAD, Evidence
 # Above this many numbers in H the preconditioner is diagonal.
 _LARGEST_DENSE = 1200
 _PROBES = 64
+_LARGEST_TOGETHER = 30
 # The least precision of the preconditioner: a bit below that of the prior, which is 1.
 _SOFTEST = 0.3
 _ACCEPTANCE = 0.8
@@ -90,10 +91,12 @@ def posterior_components(
 def curvature_of(flat: Array, evidence: Evidence) -> Float[Array, "d d"]:
     """H from coordinates that are independent standard normals a priori."""
     dim = evidence.noise.shape[0]
-    rows, columns = np.tril_indices(dim, -1)
     # A row's entries below the diagonal have a sum of squares of about one, like its diagonal.
     share = 1 / np.sqrt(np.maximum(1, np.arange(dim)))
-    below = jnp.zeros((dim, dim)).at[rows, columns].set(flat[dim:] * share[rows])
+    # Looked up from the flat vector; what is not below the diagonal is its last entry, a zero.
+    places = np.full((dim, dim), flat.size - dim)
+    places[np.tril_indices(dim, -1)] = np.arange(flat.size - dim)
+    below = jnp.append(flat[dim:], 0.0)[places] * share[:, None]
     unit = jnp.eye(dim) + below
     unit = unit / jnp.linalg.norm(unit, axis=1, keepdims=True)
     factor = jnp.exp(0.5 * (evidence.log_centre + LOG_SPREAD * flat[:dim]))[:, None] * unit
@@ -106,7 +109,8 @@ def log_density(flat: Array, evidence: Evidence) -> Array:
     noise = evidence.noise[:, None]
     within = -0.5 * jnp.sum((h @ evidence.xx) * h / noise) - jnp.sum(h * evidence.xg.T / noise)
     mean, precision, between = _level(h, evidence)
-    spread = (h * evidence.prior_variance) @ h + h + jnp.diag(1 / precision)
+    of_g = evidence.sampling_share * h + jnp.diag(1 / precision)
+    spread = (h * evidence.prior_variance) @ h + of_g
     root = jnp.linalg.cholesky(spread)
     left = jax.scipy.linalg.solve_triangular(root, mean - h @ evidence.prior_loc, lower=True)
     about_g = -0.5 * left @ left - jnp.sum(jnp.log(jnp.diagonal(root)))
@@ -135,7 +139,8 @@ def _theta_given(
         h = curvature_of(flat, evidence)
         mean, precision, _ = _level(h, evidence)
         solved = jnp.linalg.solve(
-            h + jnp.diag(1 / precision), jnp.concatenate([h, mean[:, None]], axis=1)
+            evidence.sampling_share * h + jnp.diag(1 / precision),
+            jnp.concatenate([h, mean[:, None]], axis=1),
         )
         covariance = jnp.linalg.inv(h @ solved[:, :-1] + prior_precision)
         covariance = 0.5 * (covariance + covariance.T)
@@ -216,7 +221,10 @@ def _sample(mode: Array, root: Array, evidence: Evidence, key: Array, effort: Ef
     def out(place: Array) -> Array:
         return mode + (place @ root.T if root.ndim == 2 else place * root)
 
-    density = jax.vmap(jax.value_and_grad(lambda place: log_density(out(place), evidence)))
+    one_density = jax.value_and_grad(lambda place: log_density(out(place), evidence))
+    # Factorisations of large matrices are faster one after the other.
+    in_turn = len(evidence.noise) > _LARGEST_TOGETHER
+    density = partial(jax.lax.map, one_density) if in_turn else jax.vmap(one_density)
 
     def leap(number: int, moving: tuple[Array, ...]) -> tuple[Array, ...]:
         place, momentum, value, gradient, step = moving
@@ -259,7 +267,8 @@ def _sample(mode: Array, root: Array, evidence: Evidence, key: Array, effort: Ef
     key_start, key_moves = jax.random.split(key)
     place = 0.5 * jax.random.normal(key_start, (effort.chains, mode.size))
     first_step = jnp.log(jnp.asarray(0.3))
-    chain = _Chain(place, *density(place), first_step, first_step)
+    value, gradient = density(place)
+    chain = _Chain(place, value, gradient, first_step, first_step)
     total = effort.warm_up + effort.draws
     moves = (jnp.arange(total), jax.random.split(key_moves, total))
     return jax.lax.scan(move, chain, moves)[1][effort.warm_up :]
@@ -274,7 +283,7 @@ def _diagonal_components(evidence: Evidence, rng: np.random.Generator) -> Compon
     mean = np.einsum("jvw,kwj->kj", evidence.weight, level) / precision
     gap = level - mean[:, None]
     between = -0.5 * np.einsum("jvw,kvj,kwj->kj", evidence.weight, gap, gap, optimize=True)
-    of_g = h * (1 + _NEGLECTED) + 1 / precision
+    of_g = h * (evidence.sampling_share + _NEGLECTED) + 1 / precision
     spread = h**2 * evidence.prior_variance + of_g
     about_g = -0.5 * (mean - h * evidence.prior_loc) ** 2 / spread - 0.5 * np.log(spread)
     log_weight = within + between + about_g - 0.5 * _GRID[:, None] ** 2

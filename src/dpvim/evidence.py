@@ -71,6 +71,8 @@ class Evidence(NamedTuple):
         weight: Inverse covariance over windows of what separates their means from the line, by
             coordinate: [d, windows, windows]. Windows that are not looked at have zeros.
         prior_loc, prior_variance: The model's prior of the latent.
+        sampling_share: 1 if theta is the truth that the data are a sample from, so that the
+            maximum of the likelihood is theta plus N(0, H^-1); 0 if theta is that maximum.
     """
 
     log_centre: Float[np.ndarray, " d"]
@@ -82,6 +84,7 @@ class Evidence(NamedTuple):
     weight: Float[np.ndarray, "d windows windows"]
     prior_loc: Float[np.ndarray, " d"]
     prior_variance: Float[np.ndarray, " d"]
+    sampling_share: float = 1.0
 
 
 class Reading(NamedTuple):

@@ -300,11 +300,16 @@ class DPSVI:
             self.plan,
             delta=delta,
             steps_done=max(int(state.step), self._updates),
-            released="all iterates of the variational parameters",
+            released=self._released(),
             for_testing=self.seed is not None,
         )
 
     # -- inside -------------------------------------------------------------------------------
+
+    def _released(self) -> str:
+        iterates = "all iterates of the variational parameters"
+        sums = ", sums of the noisy gradients"
+        return iterates + (sums if self._engine.variant.releases_gradient else "")
 
     def adopt(self, bridged: BridgedModel, inputs: ModelInput) -> None:
         """Get ready for data like these."""
