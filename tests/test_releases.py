@@ -40,7 +40,7 @@ def quadratic_sums(*, h, g_at_zero, plan, spread=0.1, bend=0.0, seed=0, steps=ST
     noise = plan.noise_stddev / plan.sampling_prob * rng.normal(size=points.shape)
     gradients = g_at_zero - points @ h + bend * points**2 + noise
     sums = ReleaseSums.zeros(len(h))
-    collector(sums, plan)(0, points, gradients * plan.sampling_prob)
+    collector(sums, plan)(0, len(points), points, gradients * plan.sampling_prob)
     return sums, points, gradients
 
 
@@ -68,7 +68,7 @@ def test_large_latents_keep_diagonals():
     dim = LARGEST_FULL_DIM + 1
     sums, plan = ReleaseSums.zeros(dim), plan_of(num_steps=20)
     x, g = RNG.normal(size=(2, 20, dim))
-    collector(sums, plan)(0, x, g * plan.sampling_prob)
+    collector(sums, plan)(0, len(x), x, g * plan.sampling_prob)
     assert not sums.is_full
     np.testing.assert_allclose(sums.point_gradient.sum(axis=0), (x * g).sum(axis=0))
 
@@ -253,7 +253,7 @@ def test_far_windows_are_left_out():
     sums, points, gradients = quadratic_sums(h=H3, g_at_zero=np.zeros(3), plan=plan)
     sums = ReleaseSums.zeros(3)
     points = points + np.where(np.arange(STEPS) < STEPS // 8, 5.0, 0.0)[:, None]
-    collector(sums, plan)(0, points, gradients * plan.sampling_prob)
+    collector(sums, plan)(0, len(points), points, gradients * plan.sampling_prob)
     reading = read(sums, plan, FLAT)
     np.testing.assert_array_equal(reading.used, np.arange(NUM_WINDOWS) >= NUM_WINDOWS // 8)
 

@@ -28,7 +28,7 @@ from dpvim.noise import RoundedGaussianNoise
 from dpvim.plan import Plan
 from dpvim.progress import ProgressBar
 from dpvim.randomness import SecretStreams
-from dpvim.releases import ReleaseSums, collector
+from dpvim.releases import Collect, ReleaseSums, collector
 from dpvim.sampling import EMPTY, PoissonSampler
 from dpvim.trace import Trace
 from dpvim.types import BudgetExceededError, Mask, Record
@@ -279,9 +279,9 @@ def run_many(
     ]
     collectors = [collector(each, engine.plan) for each in sums if each is not None]
 
-    def collect(first: int, points: np.ndarray, releases: np.ndarray) -> None:
+    def collect(first: int, length: int, points: Array, releases: Array) -> None:
         for one, point, release in zip(collectors, points, releases, strict=True):
-            one(first, point, release)
+            one(first, length, point, release)
 
     states, steps, snapshots = _loop(
         lambda state, rows, noise, bounds: run_chunks(state, data, rows, noise, bounds),
@@ -314,13 +314,12 @@ def _loop(
     trace_every: int,
     progress: bool,
     axis: int = 0,
-    collect: Callable[[int, np.ndarray, np.ndarray], None] | None = None,
+    collect: Collect | None = None,
 ) -> tuple[State, list[int], list[Params]]:
     """Chunk after chunk until the span is done or Ctrl-C is pressed.
 
     Returns the last state, the numbers of the steps with a snapshot, and the snapshots in pieces,
-    which have their snapshots along `axis`. Points and releases of every chunk, with their steps
-    along `axis`, go to `collect`.
+    which have their snapshots along `axis`. Points and releases of every chunk go to `collect`.
     """
     first, num_steps = span
 
@@ -356,9 +355,8 @@ def _loop(
             snapshots.append(
                 jax.tree.map(lambda leaf, at=kept: np.take(np.asarray(leaf), at, axis), seen)
             )
-            if collect is not None:
-                taken = (slice(None),) * axis + (slice(this_length),)
-                collect(start, *(np.asarray(leaf)[taken] for leaf in released))
+            if collect is not None and released is not None:
+                collect(start, this_length, *released)
             bar.advance(this_length)
     if steps[-1] != first + done:  # interrupted between two snapshots
         steps.append(first + done)

@@ -13,12 +13,19 @@ the place. All of it is post-processing of DP outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float
 
 from dpvim.plan import Plan
+
+Collect: TypeAlias = Callable[[int, int, Any, Any], None]
+"""``(first step, number of steps, points, releases)``: takes the steps of a chunk. The arrays have
+a row for each step and may have more."""
 
 NUM_WINDOWS = 16
 # Beyond this many coordinates products of different coordinates are not kept: 16 windows of two
@@ -67,35 +74,51 @@ class ReleaseSums(NamedTuple):
         """With the sums of other steps of the same run."""
         return ReleaseSums(*(a + b for a, b in zip(self, later, strict=True)))
 
-    def add(
-        self,
-        windows: Int[np.ndarray, " steps"],
-        points: Float[np.ndarray, "steps d"],
-        gradients: Float[np.ndarray, "steps d"],
-    ) -> None:
-        """Add steps, in place; `windows` says to which window each belongs, and is sorted."""
+    def add(self, window: int, others: ReleaseSums) -> None:
+        """Add sums of one window, which have no axis of windows, in place."""
+        for total, part in zip(self, others, strict=True):
+            total[window] += np.asarray(part)
+
+
+def collector(sums: ReleaseSums, plan: Plan) -> Collect:
+    """A function that adds the steps of a chunk to `sums`."""
+
+    def collect(first: int, length: int, points: Any, releases: Any) -> None:
+        most = min(len(points), plan.num_steps // NUM_WINDOWS + 1)  # steps of a window
+        windows = np.arange(first, first + length) * NUM_WINDOWS // plan.num_steps
         for window in np.unique(windows):
-            chosen = slice(*np.searchsorted(windows, [window, window + 1]))
-            x, g = points[chosen].astype(np.float64), gradients[chosen].astype(np.float64)
-            product = np.matmul if self.is_full else _sum_of_products
-            self.steps[window] += len(x)
-            self.point[window] += x.sum(axis=0)
-            self.gradient[window] += g.sum(axis=0)
-            self.point_point[window] += product(x.T, x)
-            self.point_gradient[window] += product(x.T, g)
-            self.gradient_squared[window] += np.square(g).sum(axis=0)
-
-
-def collector(sums: ReleaseSums, plan: Plan) -> Callable[[int, np.ndarray, np.ndarray], None]:
-    """A function ``(first step, points, releases)`` that adds the steps of a chunk to `sums`."""
-
-    def collect(first: int, points: np.ndarray, releases: np.ndarray) -> None:
-        steps = np.arange(first, first + len(points))
-        windows = steps * NUM_WINDOWS // plan.num_steps
-        sums.add(windows, points, releases / np.float64(plan.sampling_prob))
+            start, end = np.searchsorted(windows, [window, window + 1])
+            with jax.enable_x64(True):
+                part = _sums_of_rows(
+                    points, releases, plan.sampling_prob, start, end, most=most, full=sums.is_full
+                )
+            sums.add(int(window), part)
 
     return collect
 
 
-def _sum_of_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.einsum("it,ti->i", a, b)
+@partial(jax.jit, static_argnames=("most", "full"))
+def _sums_of_rows(
+    points: Float[Array, "steps d"],
+    releases: Float[Array, "steps d"],
+    sampling_prob: float,
+    start: int,
+    end: int,
+    *,
+    most: int,
+    full: bool,
+) -> Any:
+    """The sums of rows `start` to `end`, at most `most`. Which rows they are is a value, so that
+    one compilation serves all chunks: `most` rows are read, and the others among them are zeros."""
+    begin = jnp.minimum(start, points.shape[0] - most)
+    rows = begin + jnp.arange(most)
+    counts = ((start <= rows) & (rows < end)).astype(jnp.float64)
+
+    def chosen(values: Array) -> Float[Array, "most d"]:
+        some = jax.lax.dynamic_slice_in_dim(values, begin, most).astype(jnp.float64)
+        return jnp.where(counts[:, None] > 0, some, 0.0)
+
+    x, g = chosen(points), chosen(releases) / sampling_prob
+    products = (x.T @ x, x.T @ g) if full else ((x * x).sum(axis=0), (x * g).sum(axis=0))
+    sums = (counts.sum(), x.sum(axis=0), g.sum(axis=0), *products, (g * g).sum(axis=0))
+    return ReleaseSums(*sums)
