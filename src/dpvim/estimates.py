@@ -16,7 +16,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int
+from scipy import stats
 
 from dpvim import _validate
 from dpvim.averaging import (
@@ -60,6 +61,30 @@ class Estimate(NamedTuple):
     factor: Float[np.ndarray, " d"] | Float[np.ndarray, "d d"]
     dp_scale: Float[np.ndarray, " d"]
     windows: Windows
+
+    @property
+    def scale(self) -> Float[np.ndarray, " d"]:
+        """Standard deviations."""
+        return self.factor if self.factor.ndim == 1 else np.linalg.norm(self.factor, axis=1)
+
+    @property
+    def covariance(self) -> Float[np.ndarray, "d d"]:
+        """Covariance."""
+        return np.diag(self.factor**2) if self.factor.ndim == 1 else self.factor @ self.factor.T
+
+    def draw(self, key: Array, n: int) -> Float[np.ndarray, "n d"]:
+        """`n` independent draws."""
+        eta = np.asarray(jax.random.normal(key, (n, self.loc.size)))
+        return self.loc + (eta * self.factor if self.factor.ndim == 1 else eta @ self.factor.T)
+
+    def log_density(self, latents: Float[np.ndarray, "*n d"]) -> np.ndarray:
+        """Log-density at one latent or at several."""
+        gaussian = stats.multivariate_normal(self.loc, self.covariance, allow_singular=True)
+        return gaussian.logpdf(latents)
+
+    def quantiles(self, tails: Float[np.ndarray, " q"]) -> Float[np.ndarray, "d q"]:
+        """Quantiles of each coordinate."""
+        return self.loc[:, None] + self.scale[:, None] * stats.norm.ppf(tails)
 
 
 def estimate(

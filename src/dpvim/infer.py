@@ -29,6 +29,7 @@ from dpvim.noise import RoundedGaussianNoise
 from dpvim.plan import Plan
 from dpvim.progress import ProgressBar
 from dpvim.randomness import SecretStreams
+from dpvim.releases import Collect, ReleaseSums, collector
 from dpvim.sampling import PoissonSampler
 from dpvim.trace import Trace
 from dpvim.types import BudgetExceededError, Record
@@ -73,14 +74,18 @@ class Engine(NamedTuple):
     plan: Plan
     init: Callable[[Array, Array, float], State]
     step: Callable[[State, Array, Record, Array, Array], tuple[State, Info]]
-    run_chunk: Callable[..., tuple[State, Params]]
+    run_chunk: Callable[..., tuple[State, Params, Info | None]]
 
 
 class Run(NamedTuple):
-    """Where a run ended: before its last step if it was interrupted."""
+    """Where a run ended: before its last step if it was interrupted.
+
+    `releases` are kept where a release is a gradient of the latent; see `dpvim.releases`.
+    """
 
     state: State
     trace: Trace
+    releases: ReleaseSums | None
 
 
 def make_engine(
@@ -89,8 +94,12 @@ def make_engine(
     variant: Variant,
     optimizer: optax.GradientTransformation,
     plan: Plan,
+    width_at: Callable[[Array], Array] | None = None,
 ) -> Engine:
-    """Compose problem, family, variant, optimiser and plan."""
+    """Compose problem, family, variant, optimiser and plan.
+
+    `width_at` tells how wide a step probes, from the step's number; see `dpvim.estimator`.
+    """
     estimator: Estimator = make_estimator(problem, family, variant, plan)
 
     def init(key: Array, loc: Array, scale: float) -> State:
@@ -101,15 +110,16 @@ def make_engine(
         state: State, eta: Array, records: Record, rows: Array, noise: Array
     ) -> tuple[State, Info]:
         params = state.params
-        release = estimator.release(params, eta, records, rows, noise)
-        ascent = estimator.direction(params, eta, release)
+        width = 1.0 if width_at is None else width_at(state.step)
+        release = estimator.release(params, eta, records, rows, noise, width)
+        ascent = estimator.direction(params, eta, release, width)
         descent = jax.tree.map(jnp.negative, ascent)
         updates, opt_state = optimizer.update(descent, state.opt_state, params)
         params = optax.apply_updates(params, updates)
-        info = Info(estimator.probe(state.params, eta), release)
+        info = Info(estimator.probe(state.params, eta, width), release)
         return State(params, opt_state, state.key, state.step + 1), info
 
-    run_chunk = jax.jit(functools.partial(_run_chunk, step, family))
+    run_chunk = jax.jit(functools.partial(_run_chunk, step, family, variant))
     return Engine(family, variant, plan, init, step, run_chunk)
 
 
@@ -187,6 +197,8 @@ def run(
     supply = Supply(engine, num_rows_of(data), streams)
     data = with_public_shape(data, engine.plan)
     capacity = _chunk_capacity(engine, supply.batch_size, trace_every, num_steps)
+    sums = ReleaseSums.zeros(engine.family.dim) if engine.variant.releases_gradient else None
+    collect = None if sums is None else collector(sums, engine.plan)
     state, steps, snapshots = _loop(
         functools.partial(engine.run_chunk, data=data),
         supply.draw,
@@ -195,8 +207,9 @@ def run(
         capacity=capacity,
         trace_every=trace_every,
         progress=progress,
+        collect=collect,
     )
-    return Run(state, Trace.stack(steps, snapshots))
+    return Run(state, Trace.stack(steps, snapshots), sums)
 
 
 def run_many(
@@ -236,6 +249,16 @@ def run_many(
     capacity = _chunk_capacity(engine, supplies[0].batch_size, trace_every, num_steps)
     in_axes = (0, 0 if stacked else None, 0, 0, None)
     run_chunks = jax.jit(jax.vmap(engine.run_chunk, in_axes))
+    sums = [
+        ReleaseSums.zeros(engine.family.dim) if engine.variant.releases_gradient else None
+        for _ in supplies
+    ]
+    collectors = [collector(each, engine.plan) for each in sums if each is not None]
+
+    def collect(first: int, length: int, points: Array, releases: Array) -> None:
+        for one, point, release in zip(collectors, points, releases, strict=True):
+            one(first, length, point, release)
+
     states, steps, snapshots = _loop(
         lambda state, rows, noise, bounds: run_chunks(state, data, rows, noise, bounds),
         draw,
@@ -245,18 +268,20 @@ def run_many(
         trace_every=trace_every,
         progress=progress,
         axis=1,
+        collect=collect if collectors else None,
     )
     return [
         Run(
             jax.tree.map(lambda leaf, i=i: leaf[i], states),
             Trace.stack(steps, [jax.tree.map(lambda leaf, i=i: leaf[i], s) for s in snapshots]),
+            sums[i],
         )
         for i in range(len(supplies))
     ]
 
 
 def _loop(
-    run_chunk: Callable[..., tuple[State, Params]],
+    run_chunk: Callable[..., tuple[State, Params, Info | None]],
     draw: Callable[[int, int], tuple[np.ndarray, np.ndarray]],
     state: State,
     *,
@@ -265,11 +290,12 @@ def _loop(
     trace_every: int,
     progress: bool,
     axis: int = 0,
+    collect: Collect | None = None,
 ) -> tuple[State, list[int], list[Params]]:
     """Chunk after chunk until the span is done or Ctrl-C is pressed.
 
     Returns the last state, the numbers of the steps with a snapshot, and the snapshots in pieces,
-    which have their snapshots along `axis`.
+    which have their snapshots along `axis`. Points and releases of every chunk go to `collect`.
     """
     first, num_steps = span
 
@@ -295,7 +321,7 @@ def _loop(
             bounds = np.full(capacity // trace_every + 3, this_length, np.int32)
             bounds[: len(ends) + 1] = [0, *(end - start for end in ends)]
             began = time.perf_counter()
-            state, seen = jax.block_until_ready(
+            state, seen, released = jax.block_until_ready(
                 run_chunk(state, rows=rows, noise=noise, bounds=bounds)
             )
             pace.record(this_length, time.perf_counter() - began)
@@ -305,6 +331,8 @@ def _loop(
             snapshots.append(
                 jax.tree.map(lambda leaf, at=kept: np.take(np.asarray(leaf), at, axis), seen)
             )
+            if collect is not None and released is not None:
+                collect(start, this_length, *released)
             bar.advance(this_length)
     if steps[-1] != first + done:  # interrupted between two snapshots
         steps.append(first + done)
@@ -323,27 +351,36 @@ def _check_budget(engine: Engine, first: int, num_steps: int) -> None:
 def _run_chunk(
     step: Callable[[State, Array, Record, Array, Array], tuple[State, Info]],
     family: Family,
+    variant: Variant,
     state: State,
     data: Record,
     rows: Int[Array, "capacity batch"],
     noise: Int[Array, "capacity r"],
     bounds: Int[Array, " segments_and_one"],
-) -> tuple[State, Params]:
-    """Steps 0 .. bounds[-1] of the chunk; the parameters at the end of every segment.
+) -> tuple[State, Params, Info | None]:
+    """Steps 0 .. bounds[-1] of the chunk; the parameters at the end of every segment; and what
+    every step released, if that is a gradient of the latent.
 
     How many steps there are is a value, not a shape, so that one compilation serves all chunks.
     """
     numbers = state.step + jnp.arange(noise.shape[0])
     etas = jax.vmap(functools.partial(eta_for, family, state.key))(numbers)
 
-    def one_step(i: Int[Array, ""], state: State) -> State:
-        return step(state, etas[i], data, rows[i], noise[i])[0]
+    def one_step(i: Int[Array, ""], carried: tuple[State, Any]) -> tuple[State, Any]:
+        state, kept = carried
+        state, info = step(state, etas[i], data, rows[i], noise[i])
+        if kept is not None:
+            kept = jax.tree.map(lambda buffer, new: buffer.at[i].set(new), kept, info)
+        return state, kept
 
-    def one_segment(state: State, ends: Any) -> tuple[State, Params]:
-        state = jax.lax.fori_loop(ends[0], ends[1], one_step, state)
-        return state, state.params
+    def one_segment(carried: tuple[State, Any], ends: Any) -> tuple[tuple[State, Any], Params]:
+        carried = jax.lax.fori_loop(ends[0], ends[1], one_step, carried)
+        return carried, carried[0].params
 
-    return jax.lax.scan(one_segment, state, (bounds[:-1], bounds[1:]))
+    empty = jnp.zeros((noise.shape[0], family.dim))
+    kept = Info(empty, empty) if variant.releases_gradient else None
+    (state, kept), seen = jax.lax.scan(one_segment, (state, kept), (bounds[:-1], bounds[1:]))
+    return state, seen, kept
 
 
 def _segments(start: int, length: int, trace_every: int, last: int) -> tuple[list[int], list[bool]]:
@@ -356,7 +393,7 @@ def _segments(start: int, length: int, trace_every: int, last: int) -> tuple[lis
 
 def _chunk_capacity(engine: Engine, batch_size: int, trace_every: int, num_steps: int) -> int:
     """Most steps in a chunk, so that row numbers, noise, draws and snapshots stay small."""
-    numbers = batch_size + engine.variant.num_released + engine.family.dim
+    numbers = batch_size + engine.variant.num_released + 3 * engine.family.dim
     per_step = 4 * (numbers + engine.family.num_params / trace_every)
     return int(max(1, min(_CHUNK_BYTES / per_step, _LONGEST_CHUNK, num_steps)))
 

@@ -1,4 +1,4 @@
-"""The posterior as a user sees it: a Gaussian over the latent, results by site name."""
+"""The posterior as a user sees it: a distribution over the latent, results by site name."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Array, Float
 from numpyro.infer import Predictive
-from scipy import stats
 
 from dpvim import _validate
 from dpvim.estimates import Estimate
 from dpvim.models.latent_space import LatentSpace
 from dpvim.randomness import fresh_key
+from dpvim.release_posterior import MixtureEstimate
 
 # Means and intervals of transformed sites come from this many draws with a fixed key, so that
 # they are the same each time they are asked for.
@@ -28,21 +28,22 @@ _DRAWS = 20_000
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Posterior:
-    """A Gaussian over the unconstrained latent, and the way back to the model's sites.
+    """A distribution over the unconstrained latent, and the way back to the model's sites.
 
     Attributes:
-        estimate: The Gaussian, how much of its spread is DP noise, and the windows behind it.
+        estimate: A Gaussian from the trace or a mixture from the releases, how much of its spread
+            is DP noise, and the windows behind it.
         space: The model's sites.
         snapshot_steps: Steps between snapshots, to tell windows in steps.
         privacy: What the posterior cost, as plain values.
     """
 
-    estimate: Estimate
+    estimate: Estimate | MixtureEstimate
     space: LatentSpace
     snapshot_steps: int
     privacy: Mapping[str, Any]
 
-    # -- the Gaussian --------------------------------------------------------------------------
+    # -- the latent ----------------------------------------------------------------------------
 
     @property
     def loc(self) -> Float[np.ndarray, " d"]:
@@ -52,14 +53,12 @@ class Posterior:
     @property
     def scale(self) -> Float[np.ndarray, " d"]:
         """Standard deviations of the unconstrained latent."""
-        factor = self.estimate.factor
-        return factor if factor.ndim == 1 else np.linalg.norm(factor, axis=1)
+        return self.estimate.scale
 
     @property
     def covariance(self) -> Float[np.ndarray, "d d"]:
         """Covariance of the unconstrained latent."""
-        factor = self.estimate.factor
-        return np.diag(factor**2) if factor.ndim == 1 else factor @ factor.T
+        return self.estimate.covariance
 
     @property
     def dp_scale(self) -> Float[np.ndarray, " d"]:
@@ -68,7 +67,8 @@ class Posterior:
 
     @property
     def not_converged(self) -> list[str]:
-        """Coordinates whose window failed the convergence rule, by site and index."""
+        """Coordinates that failed the test of their estimate, by site and index: of a settled
+        trace, or of a quadratic log-likelihood."""
         converged = self.estimate.windows.converged
         labels = self.space.raw_labels()
         return [label for label, passed in zip(labels, converged, strict=True) if not passed]
@@ -79,17 +79,15 @@ class Posterior:
         """`n` draws of every site, on its own scale: arrays of shape [n, ...] by site name."""
         n = _validate.positive_int("n", n)
         key = fresh_key() if seed is None else jax.random.key(seed)
-        eta = np.asarray(jax.random.normal(key, (n, self.loc.size)))
-        factor = self.estimate.factor
-        moved = eta * factor if factor.ndim == 1 else eta @ factor.T
-        sites = jax.vmap(self.space.constrain)(jnp.asarray(self.loc + moved, jnp.float32))
+        latents = jnp.asarray(self.estimate.draw(key, n), jnp.float32)
+        sites = jax.vmap(self.space.constrain)(latents)
         return {name: np.asarray(value) for name, value in sites.items()}
 
     def log_prob(self, values: Mapping[str, Any]) -> np.ndarray:
         """Log-density at values of all sites: one number, or one for each of a batch of values.
 
-        The density is that of the sites on their own scales, as NumPyro counts it: the Gaussian's
-        at the raw values less the log-Jacobian of the way back.
+        The density is that of the sites on their own scales, as NumPyro counts it: that of the
+        raw values less the log-Jacobian of the way back.
         """
         sites = self.space.sites
         missing = {site.name for site in sites} ^ set(values)
@@ -103,26 +101,25 @@ class Posterior:
 
         arrays = {name: jnp.asarray(value) for name, value in values.items()}
         latent, log_det = (jax.vmap(one) if batched else one)(arrays)
-        gaussian = stats.multivariate_normal(self.loc, self.covariance, allow_singular=True)
-        return np.asarray(gaussian.logpdf(np.asarray(latent, float)) - np.asarray(log_det))
+        log_density = self.estimate.log_density(np.asarray(latent, float))
+        return np.asarray(log_density - np.asarray(log_det))
 
     @property
     def mean(self) -> dict[str, np.ndarray]:
         """Posterior means by site name."""
-        return self._by_site(lambda loc, scale: loc, lambda draws: draws.mean(axis=0))
+        return self._by_site(self.loc, lambda draws: draws.mean(axis=0))
 
     @property
     def std(self) -> dict[str, np.ndarray]:
         """Posterior standard deviations by site name."""
-        return self._by_site(lambda loc, scale: scale, lambda draws: draws.std(axis=0))
+        return self._by_site(self.scale, lambda draws: draws.std(axis=0))
 
     def interval(self, probability: float = 0.9) -> dict[str, np.ndarray]:
         """Central intervals by site name: lower and upper end along the last axis."""
         probability = _validate.open_unit("probability", probability)
         tails = np.array([(1 - probability) / 2, (1 + probability) / 2])
-        z = stats.norm.ppf(tails)
         return self._by_site(
-            lambda loc, scale: loc[..., None] + scale[..., None] * z,
+            self.estimate.quantiles(tails),
             lambda draws: np.moveaxis(np.quantile(draws, tails, axis=0), 0, -1),
         )
 
@@ -193,21 +190,19 @@ class Posterior:
         return self.sample(_DRAWS, seed=0)
 
     def _by_site(
-        self,
-        exact: Callable[[np.ndarray, np.ndarray], np.ndarray],
-        by_draws: Callable[[np.ndarray], np.ndarray],
+        self, exact: np.ndarray, by_draws: Callable[[np.ndarray], np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """A statistic of every site: exact where the site is its raw value, else from draws."""
-        locs, scales = self._parts(self.loc), self._parts(self.scale)
+        """A statistic of every site: where the site is its raw value `exact`, which has a row for
+        each coordinate, else from draws."""
         return {
-            site.name: exact(loc.reshape(site.shape), scale.reshape(site.shape))
+            site.name: part.reshape(site.shape + exact.shape[1:])
             if site.is_identity
             else by_draws(self._draws[site.name])
-            for site, loc, scale in zip(self.space.sites, locs, scales, strict=True)
+            for site, part in zip(self.space.sites, self._parts(exact), strict=True)
         }
 
     def _parts(self, values: np.ndarray) -> list[np.ndarray]:
-        """A vector over the latent, cut into the sites' parts."""
+        """An array with a row for each coordinate of the latent, cut into the sites' parts."""
         return np.split(values, np.cumsum([site.raw_size for site in self.space.sites])[:-1])
 
     def _origins(self) -> list[_Origin]:

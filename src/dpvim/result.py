@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import warnings
@@ -15,12 +16,15 @@ from numpyro.infer.autoguide import AutoGuide
 from dpvim import plots, saving
 from dpvim.estimates import EstimateName, NoiseAwareness, WindowRule
 from dpvim.estimates import estimate as estimate_posterior
+from dpvim.evidence import GaussianPrior
 from dpvim.family import Family
 from dpvim.infer import State
 from dpvim.models.latent_space import LatentSpace
 from dpvim.plan import Plan
 from dpvim.posterior import Posterior
 from dpvim.progress import wanted
+from dpvim.release_posterior import estimate_from_releases
+from dpvim.releases import ReleaseSums
 from dpvim.saving import SavedFit
 from dpvim.statement import NoPrivacy, PrivacyStatement
 from dpvim.svi import DPSVI, numpyro_params
@@ -38,6 +42,9 @@ class Fit:
         trace: Snapshots of the variational parameters, the initial value first.
         space: The latent sites of the model.
         family: The variational family.
+        releases: Sums of the released gradients and their points; None if the variant releases
+            something else, and for files of older versions.
+        saved_prior: A Gaussian that stands for the model's prior, in a fit that was loaded.
         session: What took the steps, to go on with; None for a fit that was loaded. It knows the
             shapes of the data, so it is for the data holder; `save` leaves it out.
     """
@@ -47,6 +54,8 @@ class Fit:
     trace: Trace
     space: LatentSpace
     family: Family
+    releases: ReleaseSums | None = None
+    saved_prior: GaussianPrior | None = None
     session: Session | None = None
 
     @functools.cached_property
@@ -65,24 +74,54 @@ class Fit:
         self,
         estimate: EstimateName = "average",
         *,
-        noise_aware: NoiseAwareness | Literal["matching"] = "matching",
+        noise_aware: NoiseAwareness | Literal["matching", "releases"] = "matching",
         window: WindowRule = "auto",
     ) -> Posterior:
-        """Another posterior from the same trace, at no cost.
+        """Another posterior from the same run, at no cost.
 
         Args:
             estimate: ``"average"`` of the window, or the ``"last"`` iterate.
             noise_aware: What is added to the variance for the noise of the run: that of an
                 ``"iterate"``, that of the window's ``"average"``, or None for nothing. By default
-                what matches the estimate.
+                what matches the estimate. ``"releases"`` leaves the trace alone and infers the
+                posterior from the released gradients (docs/honest-posterior.md); it takes no
+                `estimate` and no `window`.
             window: ``"auto"``, ``"slope"`` (the paper's), ``"rhat"``, or a number of snapshots.
         """
+        if noise_aware == "releases":
+            if (estimate, window) != ("average", "auto"):
+                raise ValueError(
+                    "noise_aware='releases' does not look at the trace: leave out estimate= and "
+                    "window=."
+                )
+            return self._from_releases
         if noise_aware == "matching":
             noise_aware = "iterate" if estimate == "last" else "average"
         found = estimate_posterior(
             self.trace, self.family, estimate=estimate, noise_aware=noise_aware, window=window
         )
         return Posterior(found, self.space, self.trace.every, self.privacy.to_dict())
+
+    @functools.cached_property
+    def prior(self) -> GaussianPrior:
+        """Independent Gaussians that stand for the model's prior of the unconstrained latent."""
+        if self.saved_prior is not None:
+            return self.saved_prior
+        return self._session("the prior").svi.gaussian_prior()
+
+    @functools.cached_property
+    def _from_releases(self) -> Posterior:
+        if self.releases is None:
+            raise ValueError(
+                "noise_aware='releases': this fit has no sums of released gradients. They are kept "
+                "for variant='aligned', in fits (and files) made with this version."
+            )
+        every = self.trace.every
+        found = estimate_from_releases(self.releases, self.plan, self.prior, snapshot_steps=every)
+        posterior = Posterior(found, self.space, every, self.privacy.to_dict())
+        if posterior.not_converged:
+            warnings.warn(_say_not_quadratic(posterior), ConvergenceWarning, stacklevel=4)
+        return posterior
 
     @property
     def interrupted(self) -> bool:
@@ -119,7 +158,12 @@ class Fit:
                 f"({_why_not_private(self.privacy)}), and a saved fit is made to be shared. For "
                 "a file that stays with you: save(path, not_for_release=True)."
             )
-        saving.write(path, SavedFit(self.plan, self.privacy, self.trace, self.space, self.family))
+        saved = SavedFit(self.plan, self.privacy, self.trace, self.space, self.family)
+        if self.releases is not None:
+            with contextlib.suppress(NotImplementedError):  # a prior that cannot be drawn from
+                saved = saved._replace(prior=self.prior)
+            saved = saved._replace(releases=self.releases)
+        saving.write(path, saved)
 
     def plot_trace(self, **options: Any) -> Figure:
         """The parameters as the run went on; see `dpvim.plots.plot_trace`."""
@@ -182,6 +226,9 @@ def _continue(
         fit,
         privacy=svi.privacy(result.state, delta=delta),
         trace=fit.trace.then(result.trace),
+        releases=None
+        if fit.releases is None or result.releases is None
+        else fit.releases.then(result.releases),
         session=Session(svi, result.state),
     )
 
@@ -192,12 +239,26 @@ def _why_not_private(privacy: PrivacyStatement | NoPrivacy) -> str:
     return "its noise came from a given seed"
 
 
-def _say_not_converged(posterior: Posterior, most: int = 8) -> str:
+def _named(names: list[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def _say_not_quadratic(posterior: Posterior) -> str:
     names = posterior.not_converged
-    shown = ", ".join(names[:most]) + (", ..." if len(names) > most else "")
     return (
-        f"{len(names)} of {posterior.loc.size} parameters have not converged: {shown}. The trace "
-        "is too short, or still on its way, to tell how far noise has moved them, and their "
-        "intervals may be too narrow. Take more steps or a larger learning rate, or a larger "
-        "epsilon."
+        f"the released gradients of {len(names)} of {posterior.loc.size} parameters do not lie on "
+        f"one line within their noise: {_named(names)}. The log-likelihood is not close to a "
+        "quadratic over what the run has seen, and the intervals of these parameters may be off. "
+        "Probe less wide (probe_width=1), take a smaller learning rate, or start closer to the "
+        "answer (init_params)."
+    )
+
+
+def _say_not_converged(posterior: Posterior) -> str:
+    names = posterior.not_converged
+    return (
+        f"{len(names)} of {posterior.loc.size} parameters have not converged: "
+        f"{_named(names)}. The trace is too short, or still on its way, to tell how far noise has "
+        "moved them, and their intervals may be too narrow. Take more steps or a larger learning "
+        "rate, or a larger epsilon."
     )

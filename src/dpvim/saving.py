@@ -1,7 +1,8 @@
 """Fits as files: arrays and a page of json in one archive, no code.
 
-A saved fit holds what was released (the trace), the plan, the statement and the supports of the
-sites. That is enough to draw from the posterior without the data and without the model's source.
+A saved fit holds what was released (the trace, and sums of the released gradients), the plan, the
+statement, the supports of the sites and a Gaussian that stands for their prior. That is enough to
+draw from the posterior without the data and without the model's source.
 Nothing in a file is ever executed: arrays are read without pickle, names are looked up in fixed
 tables.
 """
@@ -13,21 +14,25 @@ import io
 import json
 import os
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpyro.distributions import constraints
 
+from dpvim.evidence import GaussianPrior
 from dpvim.family import FAMILIES, Family, FullRank, MeanField
 from dpvim.models.latent_space import LatentSpace, Site
 from dpvim.plan import NonPrivatePlan, Plan, PrivacyPlan
+from dpvim.releases import ReleaseSums
 from dpvim.statement import NoPrivacy, PrivacyStatement
 from dpvim.trace import Trace
 
 FORMAT = "dpvim fit"
 VERSION = 1
 
+_RELEASES, _PRIOR = "releases", "prior"
 _PARAMS: dict[str, Any] = {"mean_field": MeanField, "full_rank": FullRank}
 # Supports without parameters, by the name of their class.
 _PLAIN_SUPPORTS = {
@@ -51,13 +56,15 @@ class FileError(ValueError):
 
 
 class SavedFit(NamedTuple):
-    """What a file holds."""
+    """What a file holds; files of older versions have no releases and no prior."""
 
     plan: Plan
     privacy: PrivacyStatement | NoPrivacy
     trace: Trace
     space: LatentSpace
     family: Family
+    releases: ReleaseSums | None = None
+    prior: GaussianPrior | None = None
 
 
 def write(path: str | Path, saved: SavedFit) -> None:
@@ -72,6 +79,9 @@ def write(path: str | Path, saved: SavedFit) -> None:
         "privacy": _privacy_to_json(saved.privacy),
     }
     arrays = {"steps": saved.trace.steps, **saved.trace.params._asdict()}
+    for group, part in ((_RELEASES, saved.releases), (_PRIOR, saved.prior)):
+        if part is not None:
+            arrays |= {f"{group}.{name}": array for name, array in part._asdict().items()}
     target = Path(path)
     partial = target.with_name(target.name + ".partial")
     with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -95,11 +105,10 @@ def read(path: str | Path) -> SavedFit:
             meta = json.loads(archive.read("meta.json"))
             _check_version(source, meta)
             kind = _PARAMS[meta["family"]]
-            arrays = {
-                name: np.load(io.BytesIO(archive.read(f"{name}.npy")), allow_pickle=False)
-                for name in ("steps", *kind._fields)
-            }
-        return _assemble(meta, arrays)
+            arrays = _arrays(archive, ("steps", *kind._fields))
+            releases = _optional(archive, _RELEASES, ReleaseSums)
+            prior = _optional(archive, _PRIOR, GaussianPrior)
+        return _assemble(meta, arrays, releases, prior)
     except FileError:
         raise
     except zipfile.BadZipFile as error:
@@ -112,6 +121,20 @@ def read(path: str | Path) -> SavedFit:
         ) from error
 
 
+def _arrays(archive: zipfile.ZipFile, names: Iterable[str]) -> dict[str, np.ndarray]:
+    return {
+        name: np.load(io.BytesIO(archive.read(f"{name}.npy")), allow_pickle=False) for name in names
+    }
+
+
+def _optional(archive: zipfile.ZipFile, group: str, kind: Any) -> Any:
+    """A group of arrays that a file need not have."""
+    names = [f"{group}.{field}" for field in kind._fields]
+    if f"{names[0]}.npy" not in archive.namelist():
+        return None
+    return kind(*_arrays(archive, names).values())
+
+
 def _check_version(source: Path, meta: Any) -> None:
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise FileError(f"{source}: not a fit saved by dpvim (an archive of another kind).")
@@ -122,7 +145,12 @@ def _check_version(source: Path, meta: Any) -> None:
         )
 
 
-def _assemble(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> SavedFit:
+def _assemble(
+    meta: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+    releases: ReleaseSums | None,
+    prior: GaussianPrior | None,
+) -> SavedFit:
     space = LatentSpace([_site_from_json(site) for site in meta["sites"]])
     steps = arrays.pop("steps")
     params = _PARAMS[meta["family"]](**arrays)
@@ -135,7 +163,19 @@ def _assemble(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> SavedFit:
     privacy = _privacy_from_json(meta["privacy"], plan)
     if isinstance(privacy, PrivacyStatement) and privacy.steps_done < steps[-1]:
         raise ValueError(f"{steps[-1]} steps were taken, {privacy.steps_done} are accounted for")
-    return SavedFit(plan, privacy, Trace(steps, params), space, family)
+    if releases is not None:
+        _check_like("releases", releases, ReleaseSums.zeros(space.dim))
+        if releases.steps.sum() > steps[-1]:
+            raise ValueError(f"{steps[-1]} steps were taken, {releases.steps.sum():g} are summed")
+    if prior is not None:
+        _check_like("prior", prior, GaussianPrior(np.zeros(space.dim), np.zeros(space.dim)))
+    return SavedFit(plan, privacy, Trace(steps, params), space, family, releases, prior)
+
+
+def _check_like(name: str, found: Any, wanted: Any) -> None:
+    for field, array, like in zip(wanted._fields, found, wanted, strict=True):
+        if array.shape != like.shape or array.dtype.kind != "f" or not np.isfinite(array).all():
+            raise ValueError(f"the array '{name}.{field}' has shape {array.shape} or odd numbers")
 
 
 def _plan_to_json(plan: Plan) -> dict[str, Any]:

@@ -20,7 +20,7 @@ _ASSUMPTIONS = (
     "Each person contributes one record.",
     "The model, the settings and every constant used to prepare the data (bounds, levels, "
     "standardisation) are public, or were paid for out of a budget of their own.",
-    "Nothing but this result leaves the computation: no losses, gradients or running times.",
+    "Nothing but this result leaves the computation: no losses, exact gradients or running times.",
     "Other results from the same data add to the cost, and so does a run that was started anew.",
 )
 _SEEDED = (

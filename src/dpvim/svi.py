@@ -19,7 +19,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ from numpyro.infer.autoguide import AutoGuide
 
 from dpvim import _validate
 from dpvim.batches import with_public_shape
+from dpvim.estimator import default_width, width_schedule
+from dpvim.evidence import GaussianPrior
 from dpvim.family import FAMILIES, Family, Params
 from dpvim.infer import (
     Engine,
@@ -48,14 +50,16 @@ from dpvim.models.guides import family_name, guide_for, init_scale_of
 from dpvim.models.latent_space import LatentSpace
 from dpvim.plan import NonPrivatePlan, Plan, PrivacyPlan
 from dpvim.randomness import SecretStreams
+from dpvim.releases import ReleaseSums
 from dpvim.statement import NoPrivacy, PrivacyStatement
 from dpvim.trace import Trace, default_trace_every
 from dpvim.types import BudgetExceededError, NotForReleaseWarning
-from dpvim.variants import make_variant
+from dpvim.variants import Variant, make_variant
 
 # Where the means start if nothing else is said: close to the middle of every support, but not
 # all alike, so that exchangeable parts of a model can part ways.
 _INIT_LOC_SPREAD = 0.1
+_PRIOR_DRAWS = 10_000
 
 
 class RunResult(NamedTuple):
@@ -66,12 +70,15 @@ class RunResult(NamedTuple):
         state: Where to continue from.
         trace: Snapshots of the variational parameters.
         interrupted: Whether Ctrl-C ended the run early.
+        releases: Sums of the released gradients and their points; None for variants that release
+            something else.
     """
 
     params: dict[str, Array]
     state: State
     trace: Trace
     interrupted: bool
+    releases: ReleaseSums | None
 
 
 class DPSVI:
@@ -86,6 +93,9 @@ class DPSVI:
         variant: The gradient estimator; see `dpvim.variants`.
         scale_transform: ``"softplus"`` or ``"exp"``.
         init_scale: Standard deviation that the approximation starts with; a guide brings its own.
+        probe_width: How much wider than the approximation gradients are taken in the first three
+            quarters of the plan's steps, or ``"auto"``; see `dpvim.estimator`. For the aligned
+            variant.
         seed: For tests only: fixes batches and noise, and with them undoes the privacy.
 
     Guarantees:
@@ -103,6 +113,7 @@ class DPSVI:
         variant: str = "aligned",
         scale_transform: str = "softplus",
         init_scale: float = 0.1,
+        probe_width: float | Literal["auto"] = 1.0,
         seed: int | None = None,
     ) -> None:
         if not isinstance(plan, PrivacyPlan | NonPrivatePlan):
@@ -124,7 +135,8 @@ class DPSVI:
         self._scale_transform = scale_transform
         self._init_scale = _validate.positive("init_scale", init_scale_of(family, init_scale))
         # A first look at the names, before there are data that tell the dimension.
-        make_variant(variant, FAMILIES[self._family_name](1, scale_transform))
+        first_look = make_variant(variant, FAMILIES[self._family_name](1, scale_transform))
+        self._probe_width = _check_probe_width(probe_width, first_look)
         self._supply: Supply | None = None
         self._updates = 0  # from whatever states
         self._signature: tuple[Any, ...] | None = None
@@ -203,7 +215,8 @@ class DPSVI:
             progress=progress_bar,
         )
         stopped = int(done.state.step) < int(init_state.step) + num_steps
-        return RunResult(self.get_params(done.state), done.state, done.trace, stopped)
+        params = self.get_params(done.state)
+        return RunResult(params, done.state, done.trace, stopped, done.releases)
 
     def run_many(
         self,
@@ -245,7 +258,11 @@ class DPSVI:
         )
         return [
             RunResult(
-                self.get_params(one.state), one.state, one.trace, int(one.state.step) < num_steps
+                self.get_params(one.state),
+                one.state,
+                one.trace,
+                int(one.state.step) < num_steps,
+                one.releases,
             )
             for one in done
         ]
@@ -268,6 +285,11 @@ class DPSVI:
         """The model's latent sites."""
         return self._ready()._bridged.space
 
+    def gaussian_prior(self) -> GaussianPrior:
+        """Independent Gaussians that stand for the model's prior of the unconstrained latent."""
+        keys = jax.random.split(jax.random.key(0), _PRIOR_DRAWS)
+        return GaussianPrior.like(np.asarray(jax.vmap(self._ready()._bridged.draw_prior)(keys)))
+
     def privacy(self, state: State, *, delta: float | None) -> PrivacyStatement | NoPrivacy:
         """The statement for the steps that led to `state`."""
         if isinstance(self.plan, NonPrivatePlan):
@@ -278,11 +300,16 @@ class DPSVI:
             self.plan,
             delta=delta,
             steps_done=max(int(state.step), self._updates),
-            released="all iterates of the variational parameters",
+            released=self._released(),
             for_testing=self.seed is not None,
         )
 
     # -- inside -------------------------------------------------------------------------------
+
+    def _released(self) -> str:
+        iterates = "all iterates of the variational parameters"
+        sums = ", sums of the noisy gradients"
+        return iterates + (sums if self._engine.variant.releases_gradient else "")
 
     def adopt(self, bridged: BridgedModel, inputs: ModelInput) -> None:
         """Get ready for data like these."""
@@ -292,11 +319,17 @@ class DPSVI:
         family = FAMILIES[self._family_name](dim, self._scale_transform)
         variant = make_variant(self._variant_name, family)
         self._engine: Engine = make_engine(
-            self._bridged.problem, family, variant, self._optimizer, self.plan
+            self._bridged.problem, family, variant, self._optimizer, self.plan, self._width_at(dim)
         )
         self._supply = None
         self._one_step = jax.jit(self._gather_and_step)
         self._signature = inputs.signature
+
+    def _width_at(self, dim: int) -> Callable[[Array], Array] | None:
+        width = self._probe_width
+        if width == "auto":
+            width = default_width(num_examples=self.plan.num_examples, dim=dim)
+        return None if width == 1 else width_schedule(width, self.plan.num_steps)
 
     def _gather_and_step(
         self, state: State, data: Any, rows: Array, noise: Array
@@ -345,6 +378,23 @@ def numpyro_params(family: Family, params: Params) -> dict[str, Array]:
     """Parameters under the names and in the form of NumPyro's automatic guides."""
     factor = family.factor(jax.tree.map(jnp.asarray, params))
     return {"auto_loc": params.loc, "auto_scale" if factor.ndim == 1 else "auto_scale_tril": factor}
+
+
+def _check_probe_width(width: float | Literal["auto"], variant: Variant) -> float | Literal["auto"]:
+    """A width of at least 1, for a variant whose releases can be taken anywhere."""
+    if width != "auto":
+        width = _validate.positive("probe_width", width, hint="Or 'auto'.")
+        if width < 1:
+            raise ValueError(
+                f"probe_width: expected at least 1, got {width:g}. 1 takes gradients where the "
+                "approximation is."
+            )
+    if width != 1 and not variant.releases_gradient:
+        raise ValueError(
+            f"probe_width: expected 1 for the variant {variant.name!r}, whose releases depend on "
+            "where the gradient is taken. 'aligned' can probe wider."
+        )
+    return width
 
 
 def _as_optax(optimizer: Any) -> optax.GradientTransformation:

@@ -42,6 +42,8 @@ class Variant(NamedTuple):
         weights: ``(params, eta) -> w``, or None for ones.
         encode: ``(params, eta, g) -> E g``, linear in g.
         decode: ``(params, eta, release, free) -> direction``, affine in the release.
+        releases_gradient: Whether a release is a noisy gradient with respect to the latent, as it
+            is, and the point where it was taken enters in no other way.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Variant(NamedTuple):
     weights: Callable[[Params, Array], Weights]
     encode: Callable[[Params, Array, Latent], Float[Array, " r"]]
     decode: Callable[[Params, Array, Float[Array, " r"], Params], Params]
+    releases_gradient: bool = False
 
 
 class UnservedVariantError(ValueError):
@@ -102,6 +105,7 @@ def aligned(family: Family) -> Variant:
         weights=lambda params, eta: None,
         encode=lambda params, eta, g: g,
         decode=lambda params, eta, r, free: _add(pull_back(family, params, eta, r), free),
+        releases_gradient=True,
     )
 
 

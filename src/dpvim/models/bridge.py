@@ -39,12 +39,14 @@ class BridgedModel(NamedTuple):
         problem: Its likelihood and prior as plain functions.
         on_made_up_row: Calls a model or guide with arguments like the data's, but made up.
         arrange: Records in the form that the problem's clipped sum takes, each row by itself.
+        draw_prior: ``key -> latent``, a draw from the prior.
     """
 
     space: LatentSpace
     problem: Problem
     on_made_up_row: Callable[[Model], Any]
     arrange: Callable[[Record], Record]
+    draw_prior: Callable[[Array], Latent]
 
 
 def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
@@ -85,7 +87,12 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
             arrange = jax.jit(lambda records: call(structured.batch_of, records))
         if own_prior is not None:
             problem = problem._replace(log_prior=own_prior)
-    return BridgedModel(space, problem, lambda model: call(model, one_row), arrange)
+
+    def draw_prior(key: Array) -> Latent:
+        sites = run.prior_draw(one_row, key)
+        return space.unconstrain({site.name: sites[site.name]["value"] for site in space.sites})
+
+    return BridgedModel(space, problem, lambda model: call(model, one_row), arrange, draw_prior)
 
 
 def _as_they_are(records: Record) -> Record:
@@ -129,6 +136,10 @@ class _Runner:
         seeded = handlers.seed(self._model, rng_seed=key)
         drawn = handlers.substitute(seeded, substitute_fn=init_to_uniform)
         return self._run(drawn, rows_of_data, _RowPlates(rows))
+
+    def prior_draw(self, rows_of_data: Record, key: Array) -> dict[str, Any]:
+        """The sites of the model with latents drawn from their priors."""
+        return self._run(handlers.seed(self._model, rng_seed=key), rows_of_data, _RowPlates(1))
 
     def latent_shapes(self, rows_of_data: Record, *, rows: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the latent sites for this many rows; computes nothing."""

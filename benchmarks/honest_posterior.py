@@ -1,0 +1,438 @@
+"""Do the intervals of a posterior that was inferred from the releases hold, and how wide are they?
+
+    python benchmarks/honest_posterior.py [--fits 60] [--only logistic-6]
+    DPVIM_DATA=... python benchmarks/honest_posterior.py --adult
+    python benchmarks/honest_posterior.py --table        tables and picture from what there is
+
+Conjugate linear regression with ten parameters, logistic regression with six and with twenty,
+Poisson regression with six, each at epsilon 0.3, 1 and 4 (delta 1e-5, 4000 records, sampling
+probability 0.1, 6000 steps of Adam at 1e-2). Some parameters are hardly informed by the data. Two
+questions:
+
+(whole) over data sets drawn from the model with parameters from the prior: how often do the
+    posterior's intervals hold the true parameter, and how wide are they?
+(dp part) over fits of one data set: how often does mean +- z x (added standard deviation alone)
+    hold the non-private posterior mean?
+
+Posteriors: the last iterate with its own scales; the trace's average with its variance (`auto`);
+NA-DPVI (below); the releases. The first three probe as usual, the last one wider.
+
+Finished cells are kept in a folder and not computed again. Writes honest_posterior.csv and .png,
+and honest_posterior_adult.csv, to benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pandas as pd
+from scipy import special, stats
+
+import dpvim
+from dpvim.curvature import posterior_components
+from dpvim.estimates import Estimate, estimate
+from dpvim.evidence import GaussianPrior, read
+from dpvim.experiments import adult
+from dpvim.family import mean_field
+from dpvim.release_posterior import MixtureEstimate, estimate_from_releases
+from dpvim.releases import ReleaseSums
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+RESULTS = Path(__file__).parent / "results"
+NUM_ROWS, NUM_STEPS, SAMPLING_PROB, DELTA = 4000, 6000, 0.1, 1e-5
+LEARNING_RATE = 1e-2
+EPSILONS = (0.3, 1.0, 4.0)
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+TAILS = np.array([t for level in LEVELS for t in (0.5 - level / 2, 0.5 + level / 2)])
+METHODS = ("last iterate", "trace", "NA-DPVI", "releases")
+
+
+class Case(NamedTuple):
+    """A model and its data: spreads of the features (the last one is the intercept), the standard
+    deviation of the prior, and a clip norm that hardly a record reaches."""
+
+    likelihood: str
+    scales: tuple[float, ...]
+    prior_scale: float
+    clip_norm: float
+
+
+CASES = {
+    "linear-10": Case("linear", (1.0, 1.0, 0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 1.0), 1.0, 6.0),
+    "logistic-6": Case("logistic", (1.0, 0.7, 0.5, 0.2, 0.1, 1.0), 1.0, 2.0),
+    "logistic-20": Case("logistic", (*np.geomspace(1.0, 0.1, 19), 1.0), 0.5, 4.0),
+    "poisson-6": Case("poisson", (1.0, 0.7, 0.5, 0.2, 0.1, 1.0), 0.3, 6.0),
+}
+
+
+class Cell(NamedTuple):
+    case: str
+    epsilon: float
+    question: str
+
+
+class Data(NamedTuple):
+    X: np.ndarray
+    y: np.ndarray
+    truth: np.ndarray
+    nonprivate_mean: np.ndarray
+    nonprivate_sd: np.ndarray
+
+
+def model_of(case: Case) -> Any:
+    """The regression as a NumPyro model."""
+
+    def model(X: Any, y: Any = None) -> None:
+        prior = dist.Normal(0, case.prior_scale).expand([X.shape[1]]).to_event(1)
+        predictor = X @ numpyro.sample("w", prior)
+        outcome = {
+            "linear": lambda: dist.Normal(predictor, 1),
+            "logistic": lambda: dist.Bernoulli(logits=predictor),
+            "poisson": lambda: dist.Poisson(jnp.exp(predictor)),
+        }[case.likelihood]()
+        with numpyro.plate("records", X.shape[0]):
+            numpyro.sample("y", outcome, obs=y)
+
+    return model
+
+
+def draw_data(case: Case, seed: int) -> Data:
+    """Parameters from the prior, records from the model, and what they say without privacy."""
+    rng = np.random.default_rng(seed)
+    dim = len(case.scales)
+    truth = case.prior_scale * rng.normal(size=dim)
+    X = rng.normal(size=(NUM_ROWS, dim)) * case.scales
+    X[:, -1] = 1.0
+    signal = X @ truth
+    mean_of: Any = {"linear": lambda t: t, "logistic": special.expit, "poisson": np.exp}[
+        case.likelihood
+    ]
+    slope_of: Any = {
+        "linear": np.ones_like,
+        "logistic": lambda mean: mean * (1 - mean),
+        "poisson": lambda mean: mean,
+    }[case.likelihood]
+    y = {
+        "linear": lambda: signal + rng.normal(size=NUM_ROWS),
+        "logistic": lambda: (rng.random(NUM_ROWS) < special.expit(signal)).astype(float),
+        "poisson": lambda: rng.poisson(np.exp(signal)).astype(float),
+    }[case.likelihood]()
+    mean = np.zeros(dim)
+    for _ in range(40):
+        fitted = mean_of(X @ mean)
+        precision = (X * slope_of(fitted)[:, None]).T @ X + np.eye(dim) / case.prior_scale**2
+        mean = mean + np.linalg.solve(precision, X.T @ (y - fitted) - mean / case.prior_scale**2)
+    sd = np.sqrt(np.diag(np.linalg.inv(precision)))
+    return Data(X.astype(np.float32), y.astype(np.float32), truth, mean, sd)
+
+
+# -- NA-DPVI -------------------------------------------------------------------------------------
+#
+# Alrawajfeh, Jalko and Honkela (2025), from their description, on our sums: the released gradients
+# of the ELBO, prior included, are A (optimum - point) plus noise of known size; A is a positive
+# definite matrix, here with the prior that our H has, the optimum has the model's prior; both are
+# sampled (by our sampler, which agrees with NUTS); the posterior of a parameter is the optimum's
+# with the variance of the variational approximation added. We give it the points theta_t, where
+# the gradient is linear, in place of the means of the approximation, and leave out the first
+# quarter of the run.
+
+
+def na_dpvi(
+    sums: ReleaseSums, plan: Any, prior: GaussianPrior, scale: np.ndarray
+) -> MixtureEstimate:
+    """The posterior of NA-DPVI; `scale` is the variational approximation's."""
+    late = ReleaseSums(*(part[len(part) // 4 :] for part in sums))
+    # The prior's gradient is known and belongs to the ELBO.
+    precision = prior.scale**-2
+    of_elbo = late._replace(
+        gradient=late.gradient - late.point * precision,
+        point_gradient=late.point_gradient - late.point_point * precision,
+    )
+    reading = read(late, plan, prior)
+    moved = read(of_elbo, plan, prior).evidence
+    num_windows = len(late.steps)
+    weight = np.zeros((sums.dim, num_windows, num_windows))
+    noise = reading.evidence.noise
+    weight[:, range(num_windows), range(num_windows)] = late.steps / noise[:, None]
+    found = posterior_components(moved._replace(noise=noise, weight=weight, sampling_share=0.0))
+    spread = np.linalg.norm(found.factor, axis=2)
+    optimum = MixtureEstimate(
+        found.loc + reading.reference,
+        spread,
+        np.zeros(sums.dim),
+        dpvim.convergence.Windows(
+            np.full(sums.dim, int(late.steps.sum())), np.ones(sums.dim, bool)
+        ),
+        np.ones(sums.dim),
+    )
+    return optimum._replace(factors=np.hypot(spread, scale), dp_scale=optimum.scale)
+
+
+# -- cells ---------------------------------------------------------------------------------------
+
+
+def posteriors(
+    narrow: Any, wide: Any, plan: Any, prior: GaussianPrior
+) -> Iterator[tuple[str, Estimate | MixtureEstimate]]:
+    """All posteriors of a data set, from a run that probes as usual and one that probes wider."""
+    family = mean_field(len(prior.loc))
+    last = estimate(narrow.trace, family, estimate="last", noise_aware=None, window=1)
+    yield "last iterate", last
+    yield "trace", estimate(narrow.trace, family)
+    yield "NA-DPVI", na_dpvi(narrow.releases, plan, prior, last.scale)
+    yield "releases", estimate_from_releases(wide.releases, plan, prior)
+
+
+def run_cell(cell: Cell, fits: int) -> pd.DataFrame:
+    """One row for each fit, method and parameter."""
+    case = CASES[cell.case]
+    dim = len(case.scales)
+    one_data_set = cell.question == "dp part"
+    sets = [draw_data(case, 1000 + i) for i in range(1 if one_data_set else fits)]
+    plan = dpvim.PrivacyPlan(
+        num_examples=NUM_ROWS,
+        sampling_prob=SAMPLING_PROB,
+        num_steps=NUM_STEPS,
+        clip_norm=case.clip_norm,
+    ).calibrate(epsilon=cell.epsilon, delta=DELTA)
+    X, y = (np.stack([getattr(s, name) for s in sets]) for name in ("X", "y"))
+    runs = []
+    for width in (1.0, "auto"):
+        svi = dpvim.DPSVI(
+            model_of(case),
+            "mean_field",
+            optax.adam(LEARNING_RATE),
+            plan,
+            seed=0,
+            probe_width=width,
+        )
+        runs.append(
+            svi.run_many(
+                jax.random.key(1),
+                fits,
+                NUM_STEPS,
+                *((X[0], y[0]) if one_data_set else (X, y)),
+                stacked=not one_data_set,
+                progress_bar=False,
+            )
+        )
+    prior = GaussianPrior(np.zeros(dim), np.full(dim, case.prior_scale))
+    frames = []
+    for i, (narrow, wide) in enumerate(zip(*runs, strict=True)):
+        data = sets[0 if one_data_set else i]
+        for method, found in posteriors(narrow, wide, plan, prior):
+            ends = found.quantiles(TAILS)
+            frames.append(
+                pd.DataFrame(
+                    {
+                        **cell._asdict(),
+                        "fit": i,
+                        "method": method,
+                        "parameter": np.arange(dim),
+                        "loc": found.loc,
+                        "scale": found.scale,
+                        "dp_scale": found.dp_scale,
+                        "truth": data.truth,
+                        "nonprivate_mean": data.nonprivate_mean,
+                        "nonprivate_sd": data.nonprivate_sd,
+                        "flagged": ~found.windows.converged,
+                        **{f"end_{k}": ends[:, k] for k in range(len(TAILS))},
+                    }
+                )
+            )
+    return pd.concat(frames, ignore_index=True)
+
+
+def summarise(raw: pd.DataFrame) -> pd.DataFrame:
+    """Coverage and width by cell and method: all parameters, and by how well informed they are."""
+    raw = raw.copy()
+    dp_part = raw["question"] == "dp part"
+    for k, level in enumerate(LEVELS):
+        z = stats.norm.ppf(0.5 + level / 2)
+        in_whole = raw["truth"].between(raw[f"end_{2 * k}"], raw[f"end_{2 * k + 1}"])
+        in_part = (raw["loc"] - raw["nonprivate_mean"]).abs() <= z * raw["dp_scale"]
+        raw[f"{level:.0%}"] = np.where(dp_part, in_part, in_whole)
+    raw["width"] = raw["scale"] / raw["nonprivate_sd"]
+    shares = [f"{level:.0%}" for level in LEVELS]
+    keys = ["question", "case", "epsilon", "method"]
+    # Well informed: the data reduce the prior's standard deviation to a fifth or less.
+    prior_scale = raw["case"].map({name: case.prior_scale for name, case in CASES.items()})
+    by_parameter = raw.groupby(["case", "parameter"])["nonprivate_sd"].transform("mean")
+    well = by_parameter < 0.2 * prior_scale
+    tables = []
+    for part, chosen in (("all", well | ~well), ("well informed", well), ("weakly", ~well)):
+        some = raw[chosen]
+        table = some.groupby(keys)[shares].mean().round(3)
+        # Fits are independent, the parameters of a fit are not.
+        by_fit = some.groupby([*keys, "fit"])["90%"].mean().groupby(keys)
+        table["se of 90%"] = (by_fit.std() / np.sqrt(by_fit.size())).round(3)
+        lowest = some.groupby([*keys, "parameter"])["90%"].mean().groupby(keys)
+        table["lowest 90%"], table["highest 90%"] = lowest.min().round(2), lowest.max().round(2)
+        table["median width"] = some.groupby(keys)["width"].median().round(2)
+        table["mean sd"] = some.groupby(keys)["scale"].mean().round(3)
+        table["flagged"] = some.groupby(keys)["flagged"].mean().round(3)
+        table["fits"] = by_fit.size()
+        tables.append(table.reset_index().assign(parameters=part))
+    return pd.concat(tables, ignore_index=True)
+
+
+def draw_picture(table: pd.DataFrame, path: Path) -> None:
+    """Coverage of 90 % intervals against their width, a panel for each model."""
+    chosen = table[(table.question == "whole") & (table.parameters == "all")]
+    cases = [case for case in CASES if case in set(chosen["case"])]
+    figure, axes = plt.subplots(
+        1, len(cases), figsize=(3.6 * len(cases), 4), sharey=True, layout="constrained"
+    )
+    for ax, case in zip(np.atleast_1d(axes), cases, strict=True):
+        ax.axhspan(0.87, 0.93, color="0.9")
+        ax.axhline(0.9, color="black", linewidth=0.7)
+        for method, colour in zip(
+            METHODS, ("tab:gray", "tab:orange", "tab:green", "tab:blue"), strict=True
+        ):
+            line = chosen[(chosen["case"] == case) & (chosen.method == method)]
+            ax.plot(line["median width"], line["90%"], color=colour, linewidth=0.7, label=method)
+            for epsilon, marker in zip(EPSILONS, "o^s", strict=True):
+                point = line[line.epsilon == epsilon]
+                ax.plot(point["median width"], point["90%"], marker, color=colour, markersize=6)
+        ax.set_xscale("log")
+        ax.set_title(case)
+        ax.set_xlabel("median width / non-private")
+    np.atleast_1d(axes)[0].set_ylabel(
+        "90 % intervals that hold (circle, triangle, square:\nepsilon 0.3, 1, 4)"
+    )
+    np.atleast_1d(axes)[0].legend(fontsize=7)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+# -- Adult ---------------------------------------------------------------------------------------
+
+
+def run_adult(epsilon: float, seed: int) -> pd.DataFrame:
+    """Predictive quality on the test part, and agreement with the non-private posterior."""
+    data = adult.load()
+    dim = data.X.shape[1]
+    mean, precision = np.zeros(dim), np.eye(dim)
+    for _ in range(40):
+        fitted = special.expit(data.X @ mean)
+        precision = (data.X * (fitted * (1 - fitted))[:, None]).T @ data.X + np.eye(dim)
+        mean = mean + np.linalg.solve(precision, data.X.T @ (data.y - fitted) - mean)
+    covariance = np.linalg.inv(precision)
+    well = np.sqrt(np.diag(covariance)) < 0.2
+    rows = []
+
+    def note(method: str, found: Any) -> None:
+        draws = found.draw(jax.random.key(1), 1000)
+        probability = special.expit(data.X_test @ draws.T).mean(axis=1)
+        label = data.y_test == 1
+        share = np.where(label, probability, 1 - probability)
+        bins = np.minimum((10 * probability).astype(int), 9)
+        gaps = [abs((probability - label)[bins == b].sum()) for b in range(10)]
+        ends = found.quantiles(np.array([0.05, 0.95]))
+        held = (ends[:, 0] <= mean) & (mean <= ends[:, 1])
+        in_part = np.abs(found.loc - mean) <= 1.645 * found.dp_scale
+        rows.append(
+            {
+                "epsilon": epsilon,
+                "seed": seed,
+                "method": method,
+                "held-out log-likelihood": np.log(np.maximum(share, 1e-12)).mean(),
+                "calibration error": np.sum(gaps) / len(label),
+                "accuracy": np.mean((probability > 0.5) == label),
+                "90% hold non-private mean (well informed)": held[well].mean(),
+                "dp part, 90% (well informed)": in_part[well].mean(),
+                "width (well informed)": np.median(
+                    (found.scale / np.sqrt(np.diag(covariance)))[well]
+                ),
+                "well informed": int(well.sum()),
+            }
+        )
+
+    windows = dpvim.convergence.Windows(np.ones(dim, int), np.ones(dim, bool))
+    exact = Estimate(mean, np.linalg.cholesky(covariance), np.zeros(dim), windows)
+    note("non-private", exact)
+    for width in (1.0, "auto"):
+        fit = dpvim.fit(
+            adult.model,
+            data.X,
+            data.y,
+            epsilon=epsilon,
+            delta=DELTA,
+            clip_norm=2.0,
+            sampling_prob=0.1,
+            num_steps=NUM_STEPS,
+            learning_rate=3e-3,
+            probe_width=width,
+            seed=seed,
+        )
+        if width == 1.0:
+            note("last iterate", fit.posterior_at("last", noise_aware=None).estimate)
+            note("trace", fit.posterior_at().estimate)
+            prior = GaussianPrior(np.zeros(dim), np.ones(dim))
+            scale = fit.posterior_at("last", noise_aware=None).scale
+            if fit.releases is not None:
+                note("NA-DPVI", na_dpvi(fit.releases, fit.plan, prior, scale))
+        else:
+            note("releases", fit.posterior_at(noise_aware="releases").estimate)
+    return pd.DataFrame(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fits", type=int, default=60)
+    parser.add_argument("--only", choices=CASES, default=None)
+    parser.add_argument("--question", choices=("whole", "dp part"), default=None)
+    parser.add_argument("--adult", action="store_true")
+    parser.add_argument("--seeds", type=int, default=2, help="fits of Adult at each epsilon")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--cells", type=Path, default=RESULTS / "honest_posterior_cells")
+    options = parser.parse_args()
+    # Seeds make the tables repeatable; nothing here is for release.
+    warnings.simplefilter("ignore", dpvim.NotForReleaseWarning)
+    warnings.simplefilter("ignore", dpvim.ConvergenceWarning)
+    options.cells.mkdir(exist_ok=True)
+    if options.adult:
+        for epsilon in EPSILONS[::-1]:
+            for seed in range(options.seeds):
+                path = options.cells / f"adult_{epsilon:g}_{seed}.parquet"
+                if not path.exists():
+                    run_adult(epsilon, seed).to_parquet(path)
+                    print(path.stem, flush=True)
+        tables = [pd.read_parquet(path) for path in sorted(options.cells.glob("adult_*.parquet"))]
+        means = pd.concat(tables).groupby(["epsilon", "method"]).mean().drop(columns="seed")
+        means.round(4).reset_index().to_csv(RESULTS / "honest_posterior_adult.csv", index=False)
+        return
+    questions = [options.question] if options.question else ["whole", "dp part"]
+    for question in [] if options.table else questions:
+        for case in [options.only] if options.only else CASES:
+            for epsilon in EPSILONS:
+                cell = Cell(case, epsilon, question)
+                path = options.cells / f"{case}_{epsilon:g}_{question.replace(' ', '-')}.parquet"
+                if not path.exists():
+                    run_cell(cell, options.fits).to_parquet(path)
+                    print(path.stem, flush=True)
+    paths = [path for case in CASES for path in sorted(options.cells.glob(f"{case}_*.parquet"))]
+    table = summarise(pd.concat([pd.read_parquet(path) for path in paths], ignore_index=True))
+    table.to_csv(RESULTS / "honest_posterior.csv", index=False)
+    draw_picture(table, RESULTS / "honest_posterior.png")
+    print(table[table.parameters == "all"].drop(columns="parameters").to_string(index=False))
+
+
+if __name__ == "__main__":
+    main()
