@@ -120,5 +120,5 @@ def _sums_of_rows(
 
     x, g = chosen(points), chosen(releases) / sampling_prob
     products = (x.T @ x, x.T @ g) if full else ((x * x).sum(axis=0), (x * g).sum(axis=0))
-    sums = (counts.sum(), x.sum(axis=0), g.sum(axis=0), *products, (g * g).sum(axis=0))
+    sums: Any = (counts.sum(), x.sum(axis=0), g.sum(axis=0), *products, (g * g).sum(axis=0))
     return ReleaseSums(*sums)
