@@ -354,3 +354,71 @@ def test_progress_bar_shows_steps_and_no_losses(capsys):
 def test_categories_and_booleans_are_data():
     fit = dpvim.fit(logistic_model, X, Y > 0, epsilon=1.0, **QUICK)
     assert np.isfinite(fit.posterior.loc).all()
+
+
+# -- many fits at once -------------------------------------------------------------------------
+
+
+def many_data():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 2)).astype(np.float32)
+    return X, (X[:, 0] + rng.normal(size=400) > 0).astype(np.float32)
+
+
+SHORT = {"sampling_prob": 0.1, "num_steps": 60, "trace_every": 20, "progress": False}
+
+
+@pytest.mark.filterwarnings("ignore::dpvim.NotForReleaseWarning")
+def test_many_fits_are_the_single_ones():
+    """Seeds, budgets and initial values, out of order; each as if it had been asked for alone."""
+    each = [
+        {"epsilon": 4.0, "seed": 1},
+        {"epsilon": 1.0, "seed": 2},
+        {"epsilon": 4.0, "seed": 3, "init_params": {"w": np.array([1.0, -1.0])}},
+        {"noise_multiplier": 2.0, "seed": 1},
+        {"epsilon": 4.0, "seed": 4},
+    ]
+    fits = dpvim.fit_many(logistic_model, *many_data(), each=each, delta=1e-4, **SHORT)
+    for own, one in zip(each, fits, strict=True):
+        alone = dpvim.fit(logistic_model, *many_data(), delta=1e-4, **own, **SHORT)
+        np.testing.assert_allclose(one.trace.loc, alone.trace.loc, rtol=1e-4, atol=1e-5)
+        assert one.privacy == alone.privacy
+        np.testing.assert_allclose(one.releases.point, alone.releases.point, rtol=1e-4, atol=1e-4)
+        assert not one.privacy.private  # the seed was given
+
+
+def test_many_fits_without_a_seed_differ_and_are_private():
+    fits = dpvim.fit_many(
+        logistic_model, *many_data(), each=[{}] * 3, epsilon=2.0, delta=1e-4, **SHORT
+    )
+    assert all(one.privacy.private for one in fits)
+    assert len({float(one.trace.loc[-1, 0]) for one in fits}) == 3
+
+
+@pytest.mark.parametrize(
+    ("each", "more", "message"),
+    [
+        ([], {"epsilon": 1.0}, "each: expected at least one"),
+        ([{"clip_norm": 1.0}], {"epsilon": 1.0}, "each: expected one of"),
+        ([{"epsilon": 1.0}], {"epsilon": 1.0}, "got both"),
+        ([{}], {}, "epsilon and noise_multiplier"),
+    ],
+)
+def test_many_fits_refuse_what_is_unclear(each, more, message):
+    with pytest.raises(ValueError, match=message):
+        dpvim.fit_many(logistic_model, *many_data(), each=each, delta=1e-4, **more, **SHORT)
+
+
+def test_many_fits_stop_together(ctrl_c):
+    ctrl_c(6.0)
+    options = {**SHORT, "num_steps": 10_000_000, "trace_every": 100_000}
+    fits = dpvim.fit_many(
+        logistic_model,
+        *many_data(),
+        each=[{}, {}, {}],
+        noise_multiplier=500.0,
+        delta=1e-4,
+        **options,
+    )
+    assert all(one.interrupted for one in fits)
+    assert all(one.privacy.steps_done == one.trace.steps[-1] for one in fits)

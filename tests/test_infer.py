@@ -45,10 +45,12 @@ def start(engine, seed=0):
     return engine.init(jax.random.key(seed), jnp.zeros(DIM), 0.1)
 
 
-def run(engine, records, *, steps=400, seed=1, every=10, state=None):
+def run(engine, records, *, steps=400, seed=1, every=10, state=None, watch=None):
     state = start(engine) if state is None else state
     streams = SecretStreams(seed, start_step=int(state.step))
-    return infer.run(engine, state, records, num_steps=steps, streams=streams, trace_every=every)
+    return infer.run(
+        engine, state, records, num_steps=steps, streams=streams, trace_every=every, watch=watch
+    )
 
 
 def test_released_coordinates_have_the_noise_of_the_plan(
@@ -187,7 +189,8 @@ def test_interrupt_stops_between_chunks_and_keeps_what_was_released(
     plan = plan_of(num_steps=10_000_000)
     ctrl_c(1.5)
     began = time.monotonic()
-    done = run(engine_of(problem, plan), records, steps=10_000_000, every=1000)
+    with infer.watching(10_000_000, progress=False) as watch:
+        done = run(engine_of(problem, plan), records, steps=10_000_000, every=1000, watch=watch)
     assert 0 < int(done.state.step) < 10_000_000
     assert done.trace.steps[-1] == int(done.state.step)
     assert time.monotonic() - began < 60

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpvim.estimates import DivergedError
 from dpvim.family import FAMILIES
-from dpvim.fitting import fit, fit_nonprivate
+from dpvim.fitting import fit, fit_many, fit_nonprivate
 from dpvim.plan import PrivacyPlan
 from dpvim.posterior import Posterior
 from dpvim.result import Fit, load
@@ -59,6 +59,7 @@ __all__ = [
     "audit",
     "combine",
     "fit",
+    "fit_many",
     "fit_nonprivate",
     "load",
     "read_table",

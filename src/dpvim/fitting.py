@@ -1,16 +1,20 @@
-"""`fit`: a private posterior in one call."""
+"""`fit`: a private posterior in one call; `fit_many`: many of them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple
 
 import jax
 import optax
 
 from dpvim import _validate
 from dpvim.family import FAMILIES
+from dpvim.infer import watching
 from dpvim.models.bridge import bridge
 from dpvim.models.data import prepare
 from dpvim.models.guides import family_name
@@ -25,7 +29,7 @@ from dpvim.plan import (
 from dpvim.progress import wanted
 from dpvim.randomness import fresh_key
 from dpvim.result import Fit, Session
-from dpvim.svi import DPSVI
+from dpvim.svi import DPSVI, RunResult
 from dpvim.types import Relation
 from dpvim.variants import make_variant
 
@@ -108,30 +112,17 @@ def fit(
     Raises:
         ValueError, TypeError: Before any budget is spent, for input that cannot be used.
     """
-    delta = _validate.open_unit("delta", delta, hint="A common choice is 1/(10 N).")
-    _check_budget(epsilon, noise_multiplier)
-    relation = Relation(_validate.one_of("relation", relation, [r.value for r in Relation]))
-    if num_examples is None and relation is Relation.ADD_OR_REMOVE:
-        raise ValueError(
-            "num_examples: expected with relation='add_or_remove', where the number of records "
-            "is private. Declare a public bound on it."
-        )
-
-    def make_plan(num_rows: int, dim: int) -> PrivacyPlan:
-        rows = num_rows if num_examples is None else num_examples
-        plan = PrivacyPlan(
-            num_examples=rows,
-            clip_norm=clip_norm,
-            relation=relation,
-            noise_multiplier=noise_multiplier,
-            **_length(rows, dim, sampling_prob, num_steps, num_epochs),
-        )
-        if epsilon is None:
-            warn_if_delta_large(delta, rows)
-            plan.epsilon(delta)  # an accountant that fails should do so before the run
-            return plan
-        return plan.calibrate(epsilon=epsilon, delta=delta)
-
+    make_plan = _private_plan(
+        delta=delta,
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        clip_norm=clip_norm,
+        sampling_prob=sampling_prob,
+        num_steps=num_steps,
+        num_epochs=num_epochs,
+        num_examples=num_examples,
+        relation=relation,
+    )
     settings = _Settings(
         variant=variant,
         family=family,
@@ -145,7 +136,8 @@ def fit(
         seed=seed,
         progress=progress,
     )
-    return _fit(model, data, keyword_data, make_plan, settings, delta=delta)
+    call = _Call(make_plan, settings)
+    return _fit_all(model, data, keyword_data, [call], delta=delta)[0]
 
 
 def fit_nonprivate(
@@ -189,61 +181,173 @@ def fit_nonprivate(
         seed=seed,
         progress=progress,
     )
-    return _fit(model, data, keyword_data, make_plan, settings, delta=None)
+    call = _Call(make_plan, settings)
+    return _fit_all(model, data, keyword_data, [call], delta=None)[0]
 
 
-def _fit(
+def fit_many(
+    model: Callable[..., Any],
+    *data: Any,
+    each: Sequence[Mapping[str, Any]],
+    delta: float,
+    **options: Any,
+) -> list[Fit]:
+    """Many fits of one model to the same records: for experiments, on all cores.
+
+    Fits with the same noise run as one compiled program, small ones several at a time.
+
+    Args:
+        model, data: As in `fit`.
+        each: What is particular to each fit: any of ``epsilon``, ``noise_multiplier``, ``seed``
+            and ``init_params``. ``[{"epsilon": e, "seed": s} for e in (1, 4) for s in range(10)]``
+            asks for twenty fits.
+        delta: As in `fit`.
+        options: What all fits share: the other arguments of `fit`, and data given by keyword.
+
+    Returns:
+        A `Fit` for each, in order. If Ctrl-C stopped them they hold what was released until then.
+
+    Each fit's statement is about that fit alone. Whoever publishes several fits of the same
+    records has to add up what they cost.
+    """
+    if not each:
+        raise ValueError("each: expected at least one fit, got an empty list.")
+    signature = inspect.signature(fit)
+    calls = []
+    for own in each:
+        for name in own:
+            _validate.one_of("each", name, _PARTICULAR)
+            if name in options:
+                raise ValueError(f"{name}: expected in `each` or for all fits, got both.")
+        bound = signature.bind(model, *data, delta=delta, **options, **own)
+        bound.apply_defaults()
+        given = bound.arguments
+        budget = {name: given[name] for name in inspect.signature(_private_plan).parameters}
+        settings = {field.name: given[field.name] for field in dataclasses.fields(_Settings)}
+        calls.append(_Call(_private_plan(**budget), _Settings(**settings)))
+    return _fit_all(model, data, given["keyword_data"], calls, delta=delta)
+
+
+_PARTICULAR = ("epsilon", "noise_multiplier", "seed", "init_params")
+
+
+class _Call(NamedTuple):
+    """One fit that was asked for."""
+
+    make_plan: Callable[[int, int], Plan]
+    settings: _Settings
+
+
+def _private_plan(
+    *,
+    delta: float,
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    clip_norm: float,
+    sampling_prob: float | None,
+    num_steps: int | None,
+    num_epochs: float | None,
+    num_examples: int | None,
+    relation: str,
+) -> Callable[[int, int], PrivacyPlan]:
+    """What makes the plan once rows and dimension are known; the rest is checked here."""
+    delta = _validate.open_unit("delta", delta, hint="A common choice is 1/(10 N).")
+    _check_budget(epsilon, noise_multiplier)
+    relation = Relation(_validate.one_of("relation", relation, [r.value for r in Relation]))
+    if num_examples is None and relation is Relation.ADD_OR_REMOVE:
+        raise ValueError(
+            "num_examples: expected with relation='add_or_remove', where the number of records "
+            "is private. Declare a public bound on it."
+        )
+
+    def make_plan(num_rows: int, dim: int) -> PrivacyPlan:
+        rows = num_rows if num_examples is None else num_examples
+        plan = PrivacyPlan(
+            num_examples=rows,
+            clip_norm=clip_norm,
+            relation=relation,
+            noise_multiplier=noise_multiplier,
+            **_length(rows, dim, sampling_prob, num_steps, num_epochs),
+        )
+        if epsilon is None:
+            warn_if_delta_large(delta, rows)
+            plan.epsilon(delta)  # an accountant that fails should do so before the run
+            return plan
+        return plan.calibrate(epsilon=epsilon, delta=delta)
+
+    return make_plan
+
+
+def _fit_all(
     model: Callable[..., Any],
     data: tuple[Any, ...],
     keyword_data: dict[str, Any],
-    make_plan: Callable[[int, int], Plan],
-    settings: _Settings,
+    calls: list[_Call],
     *,
     delta: float | None,
-) -> Fit:
-    """Check everything, make the plan, take the steps."""
-    name = family_name(settings.family)
-    optimizer = settings.optimizer
+) -> list[Fit]:
+    """Check everything, make the plans, take the steps."""
+    shared = calls[0].settings  # but for seeds and initial values
+    optimizer = shared.optimizer
     if optimizer is None:
-        optimizer = optax.adam(_validate.positive("learning_rate", settings.learning_rate))
+        optimizer = optax.adam(_validate.positive("learning_rate", shared.learning_rate))
     # Names are checked before the data are looked at: a misspelt one should not cost minutes.
-    make_variant(settings.variant, FAMILIES[name](1, settings.scale_transform))
+    make_variant(shared.variant, FAMILIES[family_name(shared.family)](1, shared.scale_transform))
     inputs = prepare(data, keyword_data)
     bridged = bridge(model, inputs)
-    svi = DPSVI(
-        model,
-        settings.family,
-        optimizer,
-        make_plan(inputs.num_rows, bridged.problem.dim),
-        variant=settings.variant,
-        scale_transform=settings.scale_transform,
-        init_scale=settings.init_scale,
-        probe_width=settings.probe_width,
-        seed=settings.seed,
-    )
-    svi.adopt(bridged, inputs)
-    num_steps = svi.plan.num_steps
-    key = fresh_key() if settings.seed is None else jax.random.key(settings.seed)
-    result = svi.run(
-        key,
-        num_steps,
-        *data,
-        progress_bar=wanted(settings.progress),
-        init_params=settings.init_params,
-        trace_every=settings.trace_every,
-        **keyword_data,
-    )
-    privacy = svi.privacy(result.state, delta=delta)
-    session = Session(svi, result.state)
-    return Fit(
-        svi.plan,
-        privacy,
-        result.trace,
-        bridged.space,
-        svi.family,
-        releases=result.releases,
-        session=session,
-    )
+    plans = [call.make_plan(inputs.num_rows, bridged.problem.dim) for call in calls]
+    progress = wanted(shared.progress)
+    with watching(sum(plan.num_steps for plan in plans), progress=progress) as watch:
+        groups = []
+        for plan in dict.fromkeys(plans):
+            members = [i for i, other in enumerate(plans) if other == plan]
+            own = [calls[i].settings for i in members]
+            svi = DPSVI(
+                model,
+                shared.family,
+                optimizer,
+                plan,
+                variant=shared.variant,
+                scale_transform=shared.scale_transform,
+                init_scale=shared.init_scale,
+                probe_width=shared.probe_width,
+                seed=next((s.seed for s in own if s.seed is not None), None),
+            )
+            svi.adopt(bridged, inputs)
+            runs = svi.run_each(
+                [fresh_key() if s.seed is None else jax.random.key(s.seed) for s in own],
+                [s.seed for s in own],
+                *data,
+                init_params=[s.init_params for s in own],
+                trace_every=shared.trace_every,
+                watch=watch,
+                **keyword_data,
+            )
+            groups.append((svi, members, runs))
+        results = _in_parallel([run for *_, runs in groups for run in runs])
+    whose = [(svi, i) for svi, members, _ in groups for i in members]
+    found = {}
+    for (svi, i), result in zip(whose, results, strict=True):
+        machine = svi.with_seed(calls[i].settings.seed)
+        found[i] = Fit(
+            machine.plan,
+            machine.privacy(result.state, delta=delta),
+            result.trace,
+            bridged.space,
+            machine.family,
+            releases=result.releases,
+            session=Session(machine, result.state),
+        )
+    return [found[i] for i in range(len(calls))]
+
+
+def _in_parallel(runs: list[Callable[[], list[RunResult]]]) -> list[RunResult]:
+    """The results of all calls, in order."""
+    if len(runs) == 1:
+        return runs[0]()
+    with ThreadPoolExecutor(os.cpu_count(), "dpvim-fit") as cores:
+        parts = [cores.submit(run) for run in runs]
+        return [result for part in parts for result in part.result()]
 
 
 def _length(

@@ -22,7 +22,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from dpvim.batches import num_rows_of, with_public_shape
+from dpvim.batches import num_rows_of, usual_piece, with_public_shape
 from dpvim.estimator import Estimator, Problem, make_estimator
 from dpvim.family import Family, Params
 from dpvim.noise import RoundedGaussianNoise
@@ -41,6 +41,9 @@ _CHUNK_SECONDS = 0.5
 _CHUNK_BYTES = 64 * 2**20
 _LONGEST_CHUNK = 4096
 _FIRST_CHUNK = 16
+# Vectorised runs work on so many numbers at a time, and are so many.
+_LANE_NUMBERS = 2**19
+_MOST_LANES = 16
 
 
 class State(NamedTuple):
@@ -67,6 +70,8 @@ class Engine(NamedTuple):
         init: ``(key, loc, scale) -> State``.
         step: ``(state, eta, records, rows, noise) -> (State, Info)``, pure.
         run_chunk: Many steps, compiled once for all runs of this engine; see `_run_chunk`.
+        run_chunks: The same for several runs on the same data, as one vectorised program.
+        run_chunks_apart: The same for several runs, each on data of its own.
     """
 
     family: Family
@@ -75,6 +80,14 @@ class Engine(NamedTuple):
     init: Callable[[Array, Array, float], State]
     step: Callable[[State, Array, Record, Array, Array], tuple[State, Info]]
     run_chunk: Callable[..., tuple[State, Params, Info | None]]
+    run_chunks: Callable[..., tuple[State, Params, Info | None]]
+    run_chunks_apart: Callable[..., tuple[State, Params, Info | None]]
+
+    @property
+    def numbers_a_step(self) -> int:
+        """About how many numbers a step works on, to tell small work from large."""
+        dim = self.family.dim
+        return usual_piece(self.plan, dim) * dim + self.family.num_params
 
 
 class Run(NamedTuple):
@@ -119,8 +132,17 @@ def make_engine(
         info = Info(estimator.probe(state.params, eta, width), release)
         return State(params, opt_state, state.key, state.step + 1), info
 
-    run_chunk = jax.jit(functools.partial(_run_chunk, step, family, variant))
-    return Engine(family, variant, plan, init, step, run_chunk)
+    run_chunk = functools.partial(_run_chunk, step, family, variant)
+    return Engine(
+        family,
+        variant,
+        plan,
+        init,
+        step,
+        jax.jit(run_chunk),
+        jax.jit(jax.vmap(run_chunk, (0, None, 0, 0, None))),
+        jax.jit(jax.vmap(run_chunk, (0, 0, 0, 0, None))),
+    )
 
 
 class Supply:
@@ -170,6 +192,26 @@ class Supply:
         raise TypeError("a supply of noise is not copied or stored: noise would be used twice.")
 
 
+class Watch(NamedTuple):
+    """Who is told about the steps of a run (``advance``), and asked whether to stop."""
+
+    advance: Callable[[int], None]
+    stopped: Callable[[], bool]
+
+
+UNWATCHED = Watch(lambda steps: None, lambda: False)
+
+
+@contextmanager
+def watching(num_steps: int, *, progress: bool) -> Iterator[Watch]:
+    """A progress bar for so many steps, if wanted; Ctrl-C stops the runs between two chunks.
+
+    What was released until then is returned by the runs.
+    """
+    with ProgressBar(num_steps, show=progress) as bar, _stop_on_interrupt() as stopped:
+        yield Watch(bar.advance, stopped)
+
+
 def eta_for(family: Family, key: Array, step: Int[Array, ""]) -> Array:
     """The shared draw of a step; it depends on the key and the step's number alone."""
     return family.base_draw(jax.random.fold_in(key, step))
@@ -183,11 +225,9 @@ def run(
     num_steps: int,
     streams: SecretStreams,
     trace_every: int,
-    progress: bool = False,
+    watch: Watch | None = None,
 ) -> Run:
-    """Take `num_steps` steps from `state`.
-
-    Ctrl-C stops between two chunks; what was released until then is returned.
+    """Take `num_steps` steps from `state`, or fewer if `watch` says so; see `watching`.
 
     Guarantees:
         Takes no step that the plan does not pay for. The result does not depend on how the steps
@@ -206,7 +246,7 @@ def run(
         span=(int(state.step), num_steps),
         capacity=capacity,
         trace_every=trace_every,
-        progress=progress,
+        watch=watch or UNWATCHED,
         collect=collect,
     )
     return Run(state, Trace.stack(steps, snapshots), sums)
@@ -221,7 +261,7 @@ def run_many(
     num_steps: int,
     streams: Sequence[SecretStreams],
     trace_every: int,
-    progress: bool = False,
+    watch: Watch | None = None,
 ) -> list[Run]:
     """Independent runs as one vectorised program.
 
@@ -233,8 +273,9 @@ def run_many(
         num_steps: Steps of each run.
         streams: The randomness of each run.
         trace_every: Steps between snapshots.
-        progress: Show a progress bar.
+        watch: Whom to tell about progress, and who may end the runs.
     """
+    told = watch or UNWATCHED
     first = int(states.step[0])
     _check_budget(engine, first, num_steps)
     one = jax.tree.map(lambda leaf: leaf[0], data) if stacked else data
@@ -247,8 +288,7 @@ def run_many(
         return jax.tree.map(lambda *leaves: np.stack(leaves), *drawn)
 
     capacity = _chunk_capacity(engine, supplies[0].batch_size, trace_every, num_steps)
-    in_axes = (0, 0 if stacked else None, 0, 0, None)
-    run_chunks = jax.jit(jax.vmap(engine.run_chunk, in_axes))
+    run_chunks = engine.run_chunks_apart if stacked else engine.run_chunks
     sums = [
         ReleaseSums.zeros(engine.family.dim) if engine.variant.releases_gradient else None
         for _ in supplies
@@ -266,7 +306,7 @@ def run_many(
         span=(first, num_steps),
         capacity=max(1, capacity // len(supplies)),
         trace_every=trace_every,
-        progress=progress,
+        watch=Watch(lambda steps: told.advance(steps * len(supplies)), told.stopped),
         axis=1,
         collect=collect if collectors else None,
     )
@@ -288,11 +328,11 @@ def _loop(
     span: tuple[int, int],
     capacity: int,
     trace_every: int,
-    progress: bool,
+    watch: Watch,
     axis: int = 0,
     collect: Collect | None = None,
 ) -> tuple[State, list[int], list[Params]]:
-    """Chunk after chunk until the span is done or Ctrl-C is pressed.
+    """Chunk after chunk until the span is done or the watch says stop.
 
     Returns the last state, the numbers of the steps with a snapshot, and the snapshots in pieces,
     which have their snapshots along `axis`. Points and releases of every chunk go to `collect`.
@@ -304,14 +344,10 @@ def _loop(
 
     steps, snapshots = [first], [one_snapshot(state.params)]
     done, pace = 0, _Pace(capacity)
-    with (
-        ProgressBar(num_steps, show=progress) as bar,
-        ThreadPoolExecutor(1, "dpvim-supply") as background,
-        _stop_on_interrupt() as stopped,
-    ):
+    with ThreadPoolExecutor(1, "dpvim-supply") as background:
         length = min(pace.next_length(), num_steps)
         drawing = background.submit(draw, length, capacity)
-        while done < num_steps and not stopped():
+        while done < num_steps and not watch.stopped():
             (rows, noise), this_length = drawing.result(), length
             length = min(pace.next_length(), num_steps - done - this_length)
             if length > 0:
@@ -333,11 +369,20 @@ def _loop(
             )
             if collect is not None and released is not None:
                 collect(start, this_length, *released)
-            bar.advance(this_length)
+            watch.advance(this_length)
     if steps[-1] != first + done:  # interrupted between two snapshots
         steps.append(first + done)
         snapshots.append(one_snapshot(state.params))
     return state, steps, snapshots
+
+
+def lanes_for(engine: Engine) -> int:
+    """How many runs are best taken together as one vectorised program.
+
+    Small steps are mostly the way from one operation to the next, which vectorised runs share.
+    Large ones gain nothing and lose the caches.
+    """
+    return max(1, min(_MOST_LANES, _LANE_NUMBERS // engine.numbers_a_step))
 
 
 def _check_budget(engine: Engine, first: int, num_steps: int) -> None:

@@ -16,9 +16,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import operator
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -39,10 +42,13 @@ from dpvim.infer import (
     Run,
     State,
     Supply,
+    Watch,
     eta_for,
+    lanes_for,
     make_engine,
     run,
     run_many,
+    watching,
 )
 from dpvim.models.bridge import BridgedModel, bridge
 from dpvim.models.data import ModelInput, is_constant, prepare
@@ -205,18 +211,17 @@ class DPSVI:
             init_state = self.init(key, *args, init_params=init_params, **kwargs)
         inputs = self._read(args, kwargs)
         self._last_seen = None
-        done: Run = run(
-            self._engine,
-            init_state,
-            inputs.records,
-            num_steps=num_steps,
-            streams=SecretStreams(self.seed, start_step=int(init_state.step)),
-            trace_every=self._trace_every(trace_every, num_steps),
-            progress=progress_bar,
-        )
-        stopped = int(done.state.step) < int(init_state.step) + num_steps
-        params = self.get_params(done.state)
-        return RunResult(params, done.state, done.trace, stopped, done.releases)
+        with watching(num_steps, progress=progress_bar) as watch:
+            done = run(
+                self._engine,
+                init_state,
+                inputs.records,
+                num_steps=num_steps,
+                streams=SecretStreams(self.seed, start_step=int(init_state.step)),
+                trace_every=self._trace_every(trace_every, num_steps),
+                watch=watch,
+            )
+        return self._result(done, until=int(init_state.step) + num_steps)
 
     def run_many(
         self,
@@ -246,26 +251,46 @@ class DPSVI:
         self._last_seen = None
         arrange = self._bridged.arrange
         records = (jax.vmap(arrange) if stacked else arrange)(prepare(args, kwargs).records)
-        done = run_many(
-            self._engine,
-            jax.tree.map(lambda *leaves: jnp.stack(leaves), *states),
-            records,
-            stacked=stacked,
-            num_steps=_validate.positive_int("num_steps", num_steps),
-            streams=[SecretStreams(self.seed, run=i) for i in range(num_runs)],
-            trace_every=self._trace_every(trace_every, num_steps),
-            progress=progress_bar,
-        )
-        return [
-            RunResult(
-                self.get_params(one.state),
-                one.state,
-                one.trace,
-                int(one.state.step) < num_steps,
-                one.releases,
+        streams = [SecretStreams(self.seed, run=i) for i in range(num_runs)]
+        every = self._trace_every(trace_every, num_steps)
+        with watching(num_runs * num_steps, progress=progress_bar) as watch:
+            return self._run_together(
+                states, streams, records, num_steps, every, watch, stacked=stacked
             )
-            for one in done
-        ]
+
+    def run_each(
+        self,
+        keys: Sequence[Array],
+        seeds: Sequence[int | None],
+        *args: Any,
+        init_params: Sequence[dict[str, Any] | None],
+        trace_every: int | None,
+        watch: Watch,
+        **kwargs: Any,
+    ) -> list[Callable[[], list[RunResult]]]:
+        """All of the plan's steps for each of several runs, in calls that may be made in parallel.
+
+        Every call takes some of the runs, as one vectorised program, and together they take all
+        of them in order.
+        """
+        records = self._read(args, kwargs).records
+        num_steps, lanes = self.plan.num_steps, lanes_for(self._engine)
+        every = self._trace_every(trace_every, num_steps)
+        # At least a call for each core, of about the same size: two sizes are compiled at most.
+        calls = min(len(keys), max(os.cpu_count() or 1, -(-len(keys) // lanes)))
+        prepared: list[Callable[[], list[RunResult]]] = []
+        for members in np.array_split(np.arange(len(keys)), calls):
+            states = [
+                self.init(keys[i], *args, init_params=init_params[i], **kwargs) for i in members
+            ]
+            streams = [SecretStreams(seeds[i]) for i in members]
+            prepared.append(
+                functools.partial(
+                    self._run_together, states, streams, records, num_steps, every, watch
+                )
+            )
+        self._last_seen = None
+        return prepared
 
     # -- what else one may ask ----------------------------------------------------------------
 
@@ -304,7 +329,48 @@ class DPSVI:
             for_testing=self.seed is not None,
         )
 
+    def with_seed(self, seed: int | None) -> DPSVI:
+        """The same machinery, compiled once for both, with batches and noise of its own."""
+        other = copy.copy(self)
+        other.seed, other._supply, other._updates, other._last_seen = seed, None, 0, None
+        return other
+
     # -- inside -------------------------------------------------------------------------------
+
+    def _run_together(
+        self,
+        states: list[State],
+        streams: list[SecretStreams],
+        records: Any,
+        num_steps: int,
+        trace_every: int,
+        watch: Watch,
+        *,
+        stacked: bool = False,
+    ) -> list[RunResult]:
+        num_steps = _validate.positive_int("num_steps", num_steps)
+        settings: dict[str, Any] = {
+            "num_steps": num_steps,
+            "trace_every": trace_every,
+            "watch": watch,
+        }
+        if len(states) == 1 and not stacked:  # an axis of one run would only cost time
+            alone = run(self._engine, states[0], records, streams=streams[0], **settings)
+            return [self._result(alone, until=num_steps)]
+        together = run_many(
+            self._engine,
+            jax.tree.map(lambda *leaves: jnp.stack(leaves), *states),
+            records,
+            stacked=stacked,
+            streams=streams,
+            **settings,
+        )
+        return [self._result(one, until=num_steps) for one in together]
+
+    def _result(self, done: Run, *, until: int) -> RunResult:
+        stopped = int(done.state.step) < until
+        params = self.get_params(done.state)
+        return RunResult(params, done.state, done.trace, stopped, done.releases)
 
     def _released(self) -> str:
         iterates = "all iterates of the variational parameters"
