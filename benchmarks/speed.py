@@ -1,6 +1,6 @@
-"""Steps a CPU second, against a plain implementation of the same algorithm and the published code.
+"""Steps a CPU second, where a step's time goes, and how far from the machine's limit it is.
 
-    python benchmarks/speed.py [--rounds 5]     # benchmarks/results/speed.csv
+    python benchmarks/speed.py [--rounds 5]     # benchmarks/results/speed.csv, speed.png
 
 The work is that of the paper's experiments on made-up data of the same shape: rows, columns, batch,
 dimension, variant. All on one thread, CPU time, the fastest of several rounds, ours and the plain
@@ -9,7 +9,17 @@ one in turn.
 `plain` is the algorithm as one would write it down: a gradient for each record by autodiff through
 the constraints, in the space that is released (with respect to the variational parameters for
 vanilla), clipped and summed in single precision, floating-point noise. Batches and noise come
-ready-made for both; what drawing them takes is in `supply_us`, and is part of `steps_a_second`.
+ready-made for both; what drawing them takes is in `sampling_us` and `noise_us`, and is part of
+`steps_a_second`.
+
+The pieces of a step: `gather_us` (the batch is read), `sum_us` (gradients, clip, sum, release),
+`rest_us` (the way back to the variational parameters, prior, entropy, optimiser). Each is the
+difference of two loops that differ by it; the compiler may fuse across them, so small ones are
+rough.
+
+`limit_us` is a roofline for the step without its random numbers: the bytes that have to move over
+the bandwidth that a copy in memory reaches here, or the operations that have to be done over what a
+matrix product reaches here, whichever is more. `share` is that over `step_us`.
 
 `published` is what the paper's code measured on a machine like the one that the first results came
 from, in steps a CPU second (a range); `times` is ours over the upper end of it.
@@ -32,6 +42,7 @@ os.environ.setdefault(
 import jax
 import jax.flatten_util
 import jax.numpy as jnp
+import matplotlib
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -39,29 +50,59 @@ import optax
 import pandas as pd
 
 from dpvim import infer
-from dpvim.batches import select
+from dpvim.batches import select, usual_piece
 from dpvim.estimator import Problem, make_estimator
 from dpvim.family import FAMILIES
 from dpvim.models.bridge import bridge
 from dpvim.models.columns import CategoricalColumn, Response
 from dpvim.models.data import prepare
 from dpvim.models.mixture import Mixture
+from dpvim.models.regression import Regression
+from dpvim.noise import RoundedGaussianNoise
 from dpvim.plan import PrivacyPlan
 from dpvim.randomness import SecretStreams
+from dpvim.sampling import PoissonSampler
 from dpvim.variants import make_variant
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 
 RESULTS = Path(__file__).parent / "results" / "speed.csv"
 LEVELS = (8, 2, 5, 5, 7, 22)
+COMPONENTS = 16
 
 
 class Work(NamedTuple):
-    """A model with data, and how it is fitted."""
+    """A model with data, and how it is fitted.
+
+    `must` tells what a step cannot do without: ``(batch, d) -> (bytes, operations)``.
+    """
 
     name: str
     make: Callable[[], tuple[Any, tuple[Any, ...]]]
     family: str
     variant: str
     published: tuple[float, float]
+    must: Callable[[float, int], tuple[float, float]]
+
+
+def must_for_rows(batch: float, dim: int) -> tuple[float, float]:
+    """Every entry of the batch is read once and enters two products; Adam's state is kept."""
+    return 4 * batch * dim + 4 * 2 * dim * 6, 4 * batch * dim + 2 * dim * 15
+
+
+def must_for_levels(batch: float, dim: int) -> tuple[float, float]:
+    """A code for each column; for each column and component a log-probability, a norm and a sum;
+    for each component the exponential function."""
+    columns = len(LEVELS)
+    operations = 3 * batch * columns * COMPONENTS + 20 * batch * COMPONENTS
+    return 4 * batch * (columns + 1) + 4 * 2 * dim * 6, operations + 2 * dim * 15
+
+
+def must_for_full_rank(batch: float, dim: int) -> tuple[float, float]:
+    """As for rows, with the parameters of a triangle."""
+    triangle = dim * (dim + 1) / 2
+    return 4 * batch * dim + 4 * triangle * 6, 4 * batch * dim + triangle * 19
 
 
 def logistic() -> tuple[Any, tuple[Any, ...]]:
@@ -74,6 +115,11 @@ def logistic() -> tuple[Any, tuple[Any, ...]]:
             numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
 
     return model, (X, (rng.random(30_162) < 0.25).astype(np.int32))
+
+
+def ready_made_logistic() -> tuple[Any, tuple[Any, ...]]:
+    _, data = logistic()
+    return Regression("logistic", intercept=False), data
 
 
 def mixture() -> tuple[Any, tuple[Any, ...]]:
@@ -124,24 +170,30 @@ def linear(dim: int) -> Callable[[], tuple[Any, tuple[Any, ...]]]:
     return make
 
 
+ADULT, MIXTURE = "Adult logistic, d 96, batch 301", "mixture, d 747, batch 583"
+RANK_100, RANK_200 = "full-rank linear, d 102, batch 100", "full-rank linear, d 202, batch 100"
+BY_HAND = ", a model by hand"
 WORKS = [
-    Work("Adult logistic, d 96, batch 301", logistic, "mean_field", "aligned", (6200, 7300)),
-    Work("Adult logistic, d 96, batch 301", logistic, "mean_field", "vanilla", (1230, 1600)),
-    Work("mixture, d 747, batch 583", mixture, "mean_field", "aligned", (61, 79)),
-    Work("mixture, d 747, batch 583", mixture, "mean_field", "vanilla", (47, 47)),
-    Work("mixture as a plain model", mixture_by_hand, "mean_field", "aligned", (61, 79)),
-    Work("full-rank linear, d 102, batch 100", linear(100), "full_rank", "aligned", (1640, 2020)),
-    Work("full-rank linear, d 102, batch 100", linear(100), "full_rank", "vanilla", (50, 91)),
-    Work("full-rank linear, d 202, batch 100", linear(200), "full_rank", "aligned", (590, 600)),
-    Work("full-rank linear, d 202, batch 100", linear(200), "full_rank", "vanilla", (12, 15)),
+    Work(ADULT, ready_made_logistic, "mean_field", "aligned", (6200, 7300), must_for_rows),
+    Work(ADULT, ready_made_logistic, "mean_field", "vanilla", (1230, 1600), must_for_rows),
+    Work(ADULT + BY_HAND, logistic, "mean_field", "aligned", (6200, 7300), must_for_rows),
+    Work(ADULT + BY_HAND, logistic, "mean_field", "vanilla", (1230, 1600), must_for_rows),
+    Work(MIXTURE, mixture, "mean_field", "aligned", (61, 79), must_for_levels),
+    Work(MIXTURE, mixture, "mean_field", "vanilla", (47, 47), must_for_levels),
+    Work(MIXTURE + BY_HAND, mixture_by_hand, "mean_field", "aligned", (61, 79), must_for_levels),
+    Work(RANK_100, linear(100), "full_rank", "aligned", (1640, 2020), must_for_full_rank),
+    Work(RANK_100, linear(100), "full_rank", "vanilla", (50, 91), must_for_full_rank),
+    Work(RANK_200, linear(200), "full_rank", "aligned", (590, 600), must_for_full_rank),
+    Work(RANK_200, linear(200), "full_rank", "vanilla", (12, 15), must_for_full_rank),
 ]
 
 
 class Ready(NamedTuple):
-    """A loop of steps with everything drawn; ``loop(count)`` takes so many of them."""
+    """Loops with everything drawn: each takes a number of times to do its thing."""
 
-    loop: Callable[[int], Any]
-    batch: int
+    step: Callable[[int], Any]
+    gather: Callable[[int], Any]
+    release: Callable[[int], Any]
 
 
 def plan_for(num_rows: int) -> PrivacyPlan:
@@ -154,8 +206,8 @@ def plan_for(num_rows: int) -> PrivacyPlan:
     )
 
 
-def prepared(work: Work, *, plain: bool, steps: int = 64) -> tuple[Ready, infer.Supply, float]:
-    """The loop, what draws batches and noise, and the seconds until the first step is done."""
+def prepared(work: Work, *, plain: bool, steps: int = 64) -> tuple[Ready, infer.Engine, float]:
+    """The loops, the engine, and the seconds until the first step is done."""
     began = time.perf_counter()
     model, data = work.make()
     inputs = prepare(data, {})
@@ -167,23 +219,42 @@ def prepared(work: Work, *, plain: bool, steps: int = 64) -> tuple[Ready, infer.
     variant = make_variant(work.variant, family)
     engine = infer.make_engine(problem, family, variant, optax.adam(1e-3), plan)
     step = plain_step(problem, engine) if plain else engine.step
+    release = make_estimator(problem, family, variant, plan).release
     supply = infer.Supply(engine, inputs.num_rows, SecretStreams(0))
     rows, noise = map(jnp.asarray, supply.draw(steps, steps))
-    state = engine.init(jax.random.key(0), jnp.zeros(problem.dim), 0.1)
+    start = engine.init(jax.random.key(0), jnp.zeros(problem.dim), 0.1)
+    piece = usual_piece(plan, problem.dim)
 
-    @jax.jit
-    def loop(count: Any, state: Any, records: Any, rows: Any, noise: Any) -> Any:
-        def one(i: Any, state: Any) -> Any:
-            eta = infer.eta_for(family, state.key, state.step)
-            return step(state, eta, records, rows[i % steps], noise[i % steps])[0]
+    def one_step(state: Any, records: Any, rows: Any, noise: Any) -> Any:
+        eta = infer.eta_for(family, state.key, state.step)
+        return step(state, eta, records, rows, noise)[0]
 
-        return jax.lax.fori_loop(0, count, one, state).params
+    def one_gather(batch: Any, records: Any, rows: Any, noise: Any) -> Any:
+        return select(records, rows[:piece])[0]
 
-    def run(count: int) -> Any:
-        return jax.block_until_ready(loop(count, state, records, rows, noise))
+    def one_release(last: Any, records: Any, rows: Any, noise: Any) -> Any:
+        # The last release enters as nothing, so that no step can be left out.
+        params = start.params._replace(loc=start.params.loc + 1e-30 * last[: problem.dim])
+        return release(params, jnp.ones(problem.dim), records, rows, noise)
 
-    run(1)
-    return Ready(run, supply.batch_size), supply, time.perf_counter() - began
+    def looped(one: Callable[..., Any], start: Any) -> Callable[[int], Any]:
+        # What a loop carries is computed in full, every time.
+        @jax.jit
+        def loop(count: Any, start: Any, records: Any, rows: Any, noise: Any) -> Any:
+            def body(i: Any, carried: Any) -> Any:
+                return one(carried, records, rows[i % steps], noise[i % steps])
+
+            return jax.lax.fori_loop(0, count, body, start)
+
+        return lambda count: jax.block_until_ready(loop(count, start, records, rows, noise))
+
+    ready = Ready(
+        looped(one_step, start),
+        looped(one_gather, one_gather(None, records, rows[0], noise[0])),
+        looped(one_release, jnp.zeros(variant.num_released)),
+    )
+    ready.step(1)
+    return ready, engine, time.perf_counter() - began
 
 
 def plain_step(problem: Problem, engine: infer.Engine) -> Callable[..., Any]:
@@ -223,6 +294,7 @@ def plain_step(problem: Problem, engine: infer.Engine) -> Callable[..., Any]:
 
 def microseconds(run: Callable[[int], Any], seconds: float) -> Callable[[], float]:
     """A measurement that takes about `seconds`; its length is found by trying."""
+    run(1)  # compiled
     count = 4
     while True:
         began = time.process_time()
@@ -240,6 +312,102 @@ def microseconds(run: Callable[[int], Any], seconds: float) -> Callable[[], floa
     return measure
 
 
+def machine() -> tuple[float, float]:
+    """Bytes a second of a copy in memory, and operations a second of a matrix product."""
+    source = np.ones(2**24, np.float32)  # 64 MB, twice the largest cache here
+    target = np.empty_like(source)
+    copies, products = [], []
+    matrix = jnp.ones((512, 512))
+    multiply = jax.jit(lambda a: a @ a)
+    multiply(matrix).block_until_ready()
+    for _ in range(20):
+        began = time.process_time()
+        np.copyto(target, source)
+        copies.append(time.process_time() - began)
+        began = time.process_time()
+        multiply(matrix).block_until_ready()
+        products.append(time.process_time() - began)
+    return 2 * source.nbytes / min(copies), 2 * 512**3 / min(products)
+
+
+def measured(work: Work, rounds: int, seconds: float, limits: tuple[float, float]) -> dict:
+    """One line of the table."""
+    ours, engine, first = prepared(work, plain=False)
+    plain, _, _ = prepared(work, plain=True)
+    plan, streams = engine.plan, SecretStreams(0)
+    assert isinstance(plan, PrivacyPlan)
+    sampler = PoissonSampler(
+        streams,
+        num_rows=plan.num_examples,
+        sampling_prob=plan.sampling_prob,
+        max_batch_size=plan.max_batch_size,
+    )
+    noise = RoundedGaussianNoise(
+        streams,
+        stddev=plan.noise_stddev,
+        grid=plan.noise_grid,
+        size=engine.variant.num_released,
+    )
+    timers = {
+        "step_us": microseconds(ours.step, seconds),
+        "plain_us": microseconds(plain.step, seconds),
+        "gather_us": microseconds(ours.gather, seconds / 4),
+        "release_us": microseconds(ours.release, seconds / 2),
+        "sampling_us": microseconds(sampler.draw, seconds / 4),
+        "noise_us": microseconds(noise.draw, seconds / 4),
+    }
+    rows = [{name: timer() for name, timer in timers.items()} for _ in range(rounds)]
+    best = {name: min(row[name] for row in rows) for name in timers}
+    whole = best["step_us"] + best["sampling_us"] + best["noise_us"]
+    needs = work.must(plan.expected_batch_size, engine.family.dim)
+    limit = 1e6 * max(need / rate for need, rate in zip(needs, limits, strict=True))
+    return {
+        "work": work.name,
+        "variant": work.variant,
+        "steps_a_second": round(1e6 / whole),
+        "published": f"{work.published[0]:g}-{work.published[1]:g}",
+        "times": round(1e6 / whole / work.published[1], 1),
+        "first_step_s": round(first, 1),
+        "step_us": round(best["step_us"], 1),
+        "sampling_us": round(best["sampling_us"], 1),
+        "noise_us": round(best["noise_us"], 1),
+        "gather_us": round(best["gather_us"], 1),
+        "sum_us": round(max(0.0, best["release_us"] - best["gather_us"]), 1),
+        "rest_us": round(max(0.0, best["step_us"] - best["release_us"]), 1),
+        "plain_us": round(best["plain_us"], 1),
+        "plain_ratio": round(best["plain_us"] / best["step_us"], 1),
+        "limit_us": round(limit, 1),
+        "share": round(limit / best["step_us"], 2),
+    }
+
+
+def draw_picture(table: pd.DataFrame) -> None:
+    """Where the time of a step goes, each bar with its gain over the published code."""
+    pieces = {
+        "sampling_us": "sampling",
+        "noise_us": "noise",
+        "gather_us": "gather",
+        "sum_us": "gradients, clip, sum",
+        "rest_us": "optimiser and the rest",
+    }
+    names = table["work"] + ", " + table["variant"]
+    figure, ax = plt.subplots(figsize=(10, 5), layout="constrained")
+    left = np.zeros(len(table))
+    whole = table[list(pieces)].sum(axis=1)
+    for column, label in pieces.items():
+        share = table[column] / whole
+        ax.barh(names, share, left=left, label=label)
+        left += share
+    for place, (_, row) in enumerate(table.iterrows()):
+        text = f"{row['steps_a_second']:,} steps/s, {row['times']:g} x published"
+        ax.text(1.01, place, text, va="center", fontsize=9)
+    ax.set(xlim=(0, 1), xlabel="share of a step's CPU time")
+    ax.invert_yaxis()
+    figure.legend(loc="outside lower center", ncols=5, frameon=False)
+    figure.savefig(RESULTS.with_suffix(".png"), dpi=130)
+    plt.close(figure)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
@@ -247,37 +415,18 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of a name")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    limits = machine()
+    print(f"memory {limits[0] / 1e9:.1f} GB/s, products {limits[1] / 1e9:.1f} Gop/s", flush=True)
     rows = []
     for work in WORKS:
-        if options.only not in work.name:
-            continue
-        ours, supply, first = prepared(work, plain=False)
-        plain, _, _ = prepared(work, plain=True)
-        timers = [microseconds(ready.loop, options.seconds) for ready in (ours, plain)]
-        drawing = microseconds(lambda n: supply.draw(n, n), options.seconds / 4)  # noqa: B023
-        best = np.min(
-            [[t(), p(), d()] for t, p, d in [(*timers, drawing)] * options.rounds], axis=0
-        )
-        step, plain_us, supply_us = best
-        a_second = 1e6 / (step + supply_us)
-        rows.append(
-            {
-                "work": work.name,
-                "variant": work.variant,
-                "first_step_s": round(first, 1),
-                "step_us": round(step, 1),
-                "supply_us": round(supply_us, 1),
-                "steps_a_second": round(a_second),
-                "plain_us": round(plain_us, 1),
-                "plain_ratio": round(plain_us / step, 1),
-                "published": f"{work.published[0]:g}-{work.published[1]:g}",
-                "times": round(a_second / work.published[1], 1),
-            }
-        )
-        print(pd.DataFrame(rows[-1:]).to_string(index=False), flush=True)
+        if options.only in work.name:
+            rows.append(measured(work, options.rounds, options.seconds, limits))
+            print(pd.DataFrame(rows[-1:]).to_string(index=False), flush=True)
     if not options.only:
         RESULTS.parent.mkdir(exist_ok=True)
-        pd.DataFrame(rows).to_csv(RESULTS, index=False)
+        table = pd.DataFrame(rows)
+        table.to_csv(RESULTS, index=False)
+        draw_picture(table)
 
 
 if __name__ == "__main__":

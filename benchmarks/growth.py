@@ -1,0 +1,151 @@
+"""How time and memory of a step grow with the rows, the batch and the dimension.
+
+    python benchmarks/growth.py     # benchmarks/results/growth.csv, growth.png; about 5 minutes
+
+Logistic regression by the general path (a gradient for each record), aligned. Every point is
+measured in a process of its own, on one thread: CPU time of a step with its sampling and noise, and
+the peak of the memory above what the data and the imports take.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+ROWS = [10**4, 10**5, 10**6, 10**7]
+BATCHES = [100, 300, 1000, 3000, 10_000, 30_000, 100_000]
+DIMS = [10, 30, 100, 300, 1000, 3000]
+RANKS = [25, 50, 100, 200, 400]
+POINTS = [
+    *({"against": "rows", "rows": n, "batch": 300, "dim": 10} for n in ROWS),
+    *({"against": "batch", "rows": 100_000, "batch": n, "dim": 50} for n in BATCHES),
+    *({"against": "dimension", "rows": 20_000, "batch": 300, "dim": n} for n in DIMS),
+    *({"against": "dimension, full rank", "rows": 20_000, "batch": 300, "dim": n} for n in RANKS),
+]
+SECONDS = 2.0
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure(point: dict[str, Any]) -> dict[str, Any]:
+    """Time and memory of one point, in this process."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+
+    from dpvim import infer
+    from dpvim.estimator import Problem
+    from dpvim.family import FAMILIES
+    from dpvim.mechanism import Likelihood
+    from dpvim.plan import PrivacyPlan
+    from dpvim.randomness import SecretStreams
+    from dpvim.variants import make_variant
+
+    rows, dim = point["rows"], point["dim"]
+    rng = np.random.default_rng(0)
+    data = {
+        "x": jax.device_put(rng.standard_normal((rows, dim), np.float32)),
+        "y": jax.device_put((rng.random(rows) < 0.5).astype(np.float32)),
+    }
+
+    def log_likelihood(latent: Any, record: Any) -> Any:
+        logit = record["x"] @ latent
+        return record["y"] * logit - jnp.logaddexp(0.0, logit)
+
+    plan = PrivacyPlan(
+        num_examples=rows,
+        sampling_prob=point["batch"] / rows,
+        num_steps=10**6,
+        clip_norm=1.0,
+        noise_multiplier=10.0,
+    )
+    family = FAMILIES["full_rank" if "full" in point["against"] else "mean_field"](dim)
+    problem = Problem(
+        dim, Likelihood.from_log_prob(log_likelihood), lambda t: -0.5 * jnp.sum(t * t)
+    )
+    engine = infer.make_engine(
+        problem, family, make_variant("aligned", family), optax.adam(1e-3), plan
+    )
+    state = engine.init(jax.random.key(0), jnp.zeros(dim), 0.1)
+    jax.block_until_ready(data)
+    before = peak_mb()
+    streams = SecretStreams(0)
+
+    def seconds(steps: int) -> float:
+        began = time.process_time()
+        infer.run(engine, state, data, num_steps=steps, streams=streams, trace_every=10**6)
+        return time.process_time() - began
+
+    # The same shapes are compiled once, so the second run of a length is without the compiler.
+    steps = 16
+    seconds(steps)
+    while (took := seconds(steps)) < SECONDS / 4 and steps < 2**16:
+        steps *= 4
+        seconds(steps)
+    took = min(took, *(seconds(steps) for _ in range(2)))
+    return {
+        **point,
+        "step_us": round(took / steps * 1e6, 1),
+        "row_ns": round(took / steps / point["batch"] * 1e9, 1),
+        "more_mb": round(peak_mb() - before),
+        "peak_mb": round(peak_mb()),
+    }
+
+
+def draw_picture(table: Any) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    column = {"rows": "rows", "batch": "batch"}
+    groups = list(dict.fromkeys(table["against"]))
+    figure, axes = plt.subplots(2, len(groups), figsize=(13, 6), layout="constrained")
+    for place, group in enumerate(groups):
+        part = table[table["against"] == group]
+        x = part[column.get(group, "dim")]
+        for ax, values, unit in (
+            (axes[0, place], part["step_us"], "microseconds a step"),
+            (axes[1, place], part["more_mb"], "MB above data and imports"),
+        ):
+            ax.plot(x, values, marker="o")
+            ax.set(xscale="log", xlabel=group, ylim=(0, None))
+            if unit.startswith("micro") and group != "rows":
+                ax.set(yscale="log", ylim=(None, None))
+            if place == 0:
+                ax.set_ylabel(unit)
+    figure.savefig(RESULTS / "growth.png", dpi=120)
+    plt.close(figure)
+
+
+def main() -> None:
+    import pandas as pd
+
+    one_thread = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    found = []
+    for point in POINTS:
+        command = [sys.executable, __file__, json.dumps(point)]
+        output = subprocess.run(
+            command, env=os.environ | {"XLA_FLAGS": one_thread}, check=True, capture_output=True
+        ).stdout
+        found.append(json.loads(output))
+        print(found[-1], flush=True)
+        pd.DataFrame(found).to_csv(RESULTS / "growth.csv", index=False)
+    draw_picture(pd.DataFrame(found))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(json.dumps(measure(json.loads(sys.argv[1]))))
+    else:
+        main()
