@@ -36,7 +36,7 @@ _LOG_CENTRE = -3.5
 LOG_SPREAD = 2.0
 # gamma, and the share of N that D may reach before a window is no longer looked at.
 _SKEWNESS = 0.2
-_FURTHEST = 0.1
+_FURTHEST = 0.5
 # The share of a run's windows that tells where it ended up.
 _LAST_SHARE = 0.25
 _LOW = float(stats.norm.cdf(-1))
@@ -154,26 +154,23 @@ def read(sums: ReleaseSums, plan: PrivacyPlan, prior: GaussianPrior) -> Reading:
     return Reading(evidence, reference, steps, distance, used, curvature)
 
 
-def departure_p_values(
-    reading: Reading, sums: ReleaseSums, curvature: np.ndarray
-) -> Float[np.ndarray, " d"]:
-    """By coordinate: could noise alone separate the windows' means from one line?
+def departure_p_values(reading: Reading, curvature: np.ndarray) -> Float[np.ndarray, " d"]:
+    """By coordinate: could noise, and the departures that were allowed for, separate the windows'
+    means from one line?
 
-    Small values say that the gradient is not linear over what the run has seen: the log-likelihood
-    is not a quadratic there.
+    Small values say that the log-likelihood is further from a quadratic, over what the run has
+    seen, than the model allows.
 
     Args:
         reading: What was read off the sums.
-        sums: The sums.
         curvature: H, [d, d] or its diagonal [d].
     """
-    count = sums.steps[sums.steps > 1][reading.used]
-    evidence = reading.evidence
+    evidence, weight = reading.evidence, reading.evidence.weight
     slope = curvature if curvature.ndim == 2 else np.diag(curvature)
-    level = (evidence.g + evidence.x @ slope)[reading.used]
-    mean = np.average(level, axis=0, weights=count)
-    scatter = (count[:, None] * np.square(level - mean)).sum(axis=0) / evidence.noise
-    return stats.chi2.sf(scatter, max(1, len(count) - 1))
+    level = evidence.g + evidence.x @ slope
+    gap = level - np.einsum("jvw,wj->j", weight, level) / weight.sum(axis=(1, 2))
+    scatter = np.einsum("jvw,vj,wj->j", weight, gap, gap)
+    return stats.chi2.sf(scatter, max(1, int(reading.used.sum()) - 1))
 
 
 def _products(a: np.ndarray, b: np.ndarray, count: np.ndarray, *, full: bool) -> np.ndarray:

@@ -19,8 +19,8 @@ from dpvim.evidence import GaussianPrior, departure_p_values, read
 from dpvim.plan import Plan, PrivacyPlan
 from dpvim.releases import ReleaseSums
 
-# A coordinate whose windows disagree by more than noise at this level (shared among coordinates)
-# is reported. Departures that the model allows for are smaller than those the test sees.
+# A coordinate whose windows disagree by more than noise and the departures that the model allows
+# for, at this level (shared among coordinates), is reported.
 _TEST_LEVEL = 1e-3
 _BISECTIONS = 60
 
@@ -130,7 +130,7 @@ def estimate_from_releases(
         )
     reading = read(sums, plan, prior)
     found: Components = posterior_components(reading.evidence, effort=effort)
-    p_values = departure_p_values(reading, sums, found.curvature)
+    p_values = departure_p_values(reading, found.curvature)
     converged = p_values >= _TEST_LEVEL / sums.dim
     lengths = np.full(sums.dim, reading.steps // snapshot_steps + 1)
     estimate = MixtureEstimate(
