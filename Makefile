@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format audit bench-published clean
+.PHONY: demo test lint format audit bench bench-published clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -25,6 +25,12 @@ audit: $(READY)
 	$(BIN)/python benchmarks/audit_faults.py faults
 	$(BIN)/python benchmarks/audit_faults.py control
 	$(BIN)/python benchmarks/audit_faults.py table
+
+bench: $(READY)
+	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/lattice.py
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/many_fits.py
 
 bench-published: $(READY)
 	$(BIN)/python benchmarks/published_adult.py

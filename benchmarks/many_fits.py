@@ -53,13 +53,18 @@ def many() -> pd.DataFrame:
     rows = []
     for name, (make, steps, count) in WORKS.items():
         model, data = make()
-        options = {"delta": 1e-6, "sampling_prob": 0.01, "clip_norm": 2.0, "noise_multiplier": 10.0}
+        options: dict[str, Any] = {
+            "delta": 1e-6,
+            "sampling_prob": 0.01,
+            "clip_norm": 2.0,
+            "noise_multiplier": 10.0,
+        }
 
         def one(steps: int) -> Any:
             return dpvim.fit(model, *data, num_steps=steps, **options)  # noqa: B023
 
         def together(steps: int) -> Any:
-            each = [{}] * count  # noqa: B023
+            each: list[dict[str, Any]] = [{}] * count  # noqa: B023
             return dpvim.fit_many(model, *data, each=each, num_steps=steps, **options)  # noqa: B023
 
         alone, all_of_them = lengths(one, steps), lengths(together, max(1000, steps // 8))
