@@ -119,9 +119,11 @@ def draw_picture(table: Any) -> None:
             (axes[1, place], part["more_mb"], "MB above data and imports"),
         ):
             ax.plot(x, values, marker="o")
-            ax.set(xscale="log", xlabel=group, ylim=(0, None))
+            ax.set(xscale="log", xlabel=group)
             if unit.startswith("micro") and group != "rows":
-                ax.set(yscale="log", ylim=(None, None))
+                ax.set(yscale="log")
+            else:
+                ax.set_ylim(0, None)
             if place == 0:
                 ax.set_ylabel(unit)
     figure.savefig(RESULTS / "growth.png", dpi=120)

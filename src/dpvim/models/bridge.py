@@ -20,7 +20,6 @@ import numpyro
 from jaxtyping import Array, Float
 from numpyro import handlers
 from numpyro.distributions import biject_to
-from numpyro.infer import init_to_uniform
 
 from dpvim.estimator import Problem
 from dpvim.mechanism import Likelihood
@@ -132,10 +131,10 @@ class _Runner:
         self._call = call
 
     def trace(self, rows_of_data: Record, *, rows: int, key: int) -> dict[str, Any]:
-        """The sites of the model with latents drawn at random."""
+        """The sites of the model with latents somewhere in their supports."""
         seeded = handlers.seed(self._model, rng_seed=key)
-        drawn = handlers.substitute(seeded, substitute_fn=init_to_uniform)
-        return self._run(drawn, rows_of_data, _RowPlates(rows))
+        placed = handlers.substitute(seeded, substitute_fn=_somewhere(np.random.default_rng(key)))
+        return self._run(placed, rows_of_data, _RowPlates(rows))
 
     def prior_draw(self, rows_of_data: Record, key: Array) -> dict[str, Any]:
         """The sites of the model with latents drawn from their priors."""
@@ -171,6 +170,27 @@ class _Runner:
         with numpyro.validation_enabled(False), handlers.trace() as sites, plates:
             self._call(model, rows_of_data)
         return sites
+
+
+def _somewhere(rng: np.random.Generator) -> Callable[[dict[str, Any]], Array | None]:
+    """Values for latents, not drawn from their priors: that takes seconds to compile."""
+
+    def value(site: dict[str, Any]) -> Array | None:
+        latent = site["type"] == "sample" and not site["is_observed"]
+        if not latent or site["fn"].support.is_discrete:
+            return None
+        transform = biject_to(site["fn"].support)
+        shape = site["fn"].shape(site["kwargs"].get("sample_shape", ()))
+        raw = rng.normal(scale=0.5, size=transform.inverse_shape(shape))
+        return _apply(transform, raw.astype(np.float32))
+
+    return value
+
+
+@jax.jit
+def _apply(transform: Any, raw: Array) -> Array:
+    """Compiled once for each kind of transform and shape."""
+    return transform(raw)
 
 
 class _RowPlates(numpyro.primitives.Messenger):
@@ -275,9 +295,8 @@ def _site(name: str, site: dict[str, Any], elsewhere: dict[str, Any]) -> Site:
             "on the data. Write it on a fixed scale, for instance "
             "high * numpyro.sample('u', Uniform(0, 1))."
         )
-    value = site["value"]
-    raw = elementary(biject_to(supports[0])).inv(value)
-    return Site(name, jnp.shape(value), jnp.shape(raw), supports[0])
+    shape = jnp.shape(site["value"])
+    return Site(name, shape, elementary(biject_to(supports[0])).inverse_shape(shape), supports[0])
 
 
 class _Roles(NamedTuple):
