@@ -21,6 +21,7 @@ LAYERS = [
         "metrics",
         "convergence",
         "averaging",
+        "definite",
         "evidence",
         "curvature",
         "release_posterior",

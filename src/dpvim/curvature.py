@@ -28,6 +28,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy import optimize
 
+from dpvim.definite import inverse_and_log_det
 from dpvim.evidence import LOG_SPREAD, Evidence
 
 # Above this many numbers in H the preconditioner is diagonal.
@@ -111,9 +112,9 @@ def log_density(flat: Array, evidence: Evidence) -> Array:
     mean, precision, between = _level(h, evidence)
     of_g = evidence.sampling_share * h + jnp.diag(1 / precision)
     spread = (h * evidence.prior_variance) @ h + of_g
-    root = jnp.linalg.cholesky(spread)
-    left = jax.scipy.linalg.solve_triangular(root, mean - h @ evidence.prior_loc, lower=True)
-    about_g = -0.5 * left @ left - jnp.sum(jnp.log(jnp.diagonal(root)))
+    inverse, log_det = inverse_and_log_det(spread)
+    gap = mean - h @ evidence.prior_loc
+    about_g = -0.5 * gap @ inverse @ gap - 0.5 * log_det
     total = within + between + about_g - 0.5 * flat @ flat
     return jnp.where(jnp.isfinite(total), total, -1e30)
 
@@ -138,14 +139,10 @@ def _theta_given(
     def one(flat: Array) -> tuple[Array, Array, Array, Array]:
         h = curvature_of(flat, evidence)
         mean, precision, _ = _level(h, evidence)
-        solved = jnp.linalg.solve(
-            evidence.sampling_share * h + jnp.diag(1 / precision),
-            jnp.concatenate([h, mean[:, None]], axis=1),
-        )
-        covariance = jnp.linalg.inv(h @ solved[:, :-1] + prior_precision)
-        covariance = 0.5 * (covariance + covariance.T)
-        loc = covariance @ (evidence.prior_loc / evidence.prior_variance + h @ solved[:, -1])
-        exact = jnp.diagonal(jnp.linalg.inv(h + prior_precision))
+        of_g, _ = inverse_and_log_det(evidence.sampling_share * h + jnp.diag(1 / precision))
+        covariance, _ = inverse_and_log_det(h @ of_g @ h + prior_precision)
+        loc = covariance @ (evidence.prior_loc / evidence.prior_variance + h @ of_g @ mean)
+        exact = jnp.diagonal(inverse_and_log_det(h + prior_precision)[0])
         return loc, jnp.linalg.cholesky(covariance), exact, h
 
     loc, factor, exact, h = jax.lax.map(one, flats)
