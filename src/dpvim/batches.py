@@ -20,8 +20,10 @@ from dpvim.plan import Plan
 from dpvim.sampling import EMPTY
 from dpvim.types import Latent, Mask, Record, Weights
 
-# A piece has at most so many numbers, 4 MB: faster than larger ones, which leave the caches (five
-# times at d 700), and the memory of a step does not grow with its batch.
+# A piece has at most so many rows, which is what `mechanism.exact_sum` adds up at once, and so many
+# numbers, 4 MB: faster than larger ones, which leave the caches (twice at d 50, five at d 700),
+# and the memory of a step does not grow with its batch.
+_PIECE_ROWS = 2**10
 _PIECE_NUMBERS = 2**20
 # More rows than the mean by so many standard deviations are left to a second piece.
 _USUAL_EXCESS = 2.5
@@ -61,7 +63,7 @@ def usual_piece(plan: Plan, dim: int) -> int:
     """Rows of a piece: enough for most batches of the plan, unless they are very large."""
     spread = math.sqrt(plan.expected_batch_size * (1 - plan.sampling_prob))
     usual = plan.expected_batch_size + _USUAL_EXCESS * spread
-    return _round_up(min(usual, max(1, _PIECE_NUMBERS // dim)))
+    return _round_up(min(usual, _PIECE_ROWS, max(1, _PIECE_NUMBERS // dim)))
 
 
 def in_pieces(clipped_sum: ClippedSum, piece: int) -> BatchSum:
