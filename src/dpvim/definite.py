@@ -7,13 +7,16 @@ together from blocks, and derivatives are given in terms of the inverse.
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from dpvim.types import Scalar
 
-# Blocks up to this size are inverted entry by entry.
+# Blocks from this size to twice of it are inverted row by row.
 _SMALLEST_BLOCK = 6
 
 
@@ -41,18 +44,36 @@ def _derivatives(
 
 
 def _lower_inverse(root: Float[Array, "d d"]) -> Float[Array, "d d"]:
-    """Inverse of a lower triangular matrix: those of two diagonal blocks, and what joins them."""
+    """Inverse of a lower triangular matrix: those of small diagonal blocks, joined two by two."""
     size = len(root)
-    if size <= _SMALLEST_BLOCK:
-        rows: list[Array] = []
-        for i in range(size):
-            row = jnp.eye(size, dtype=root.dtype)[i]
-            for j in range(i):
-                row = row - root[i, j] * rows[j]
-            rows.append(row / root[i, i])
-        return jnp.stack(rows)
-    half = size // 2
-    upper, lower = _lower_inverse(root[:half, :half]), _lower_inverse(root[half:, half:])
-    joint = -lower @ (root[half:, :half] @ upper)
-    nothing = jnp.zeros((half, size - half), root.dtype)
-    return jnp.block([[upper, nothing], [joint, lower]])
+    doublings = int(math.log2(max(1, size / _SMALLEST_BLOCK)))
+    block = -(-size // 2**doublings)
+    full = block * 2**doublings
+    padded = jnp.eye(full, dtype=root.dtype).at[:size, :size].set(root)
+
+    def blocks(block: int, row: np.ndarray, column: np.ndarray) -> Float[Array, "m b b"]:
+        grid = padded.reshape(full // block, block, full // block, block)
+        return grid[row, :, column, :]
+
+    every = np.arange(full // block)
+    inverse = _small_inverses(blocks(block, every, every))
+    while block < full:
+        even = np.arange(0, full // block, 2)
+        upper, lower = inverse[::2], inverse[1::2]
+        joint = -lower @ blocks(block, even + 1, even) @ upper
+        above = jnp.concatenate([upper, jnp.zeros_like(upper)], axis=2)
+        inverse = jnp.concatenate([above, jnp.concatenate([joint, lower], axis=2)], axis=1)
+        block *= 2
+    return inverse[0, :size, :size]
+
+
+def _small_inverses(roots: Float[Array, "m b b"]) -> Float[Array, "m b b"]:
+    """Inverses of lower triangular matrices, row by row."""
+    size = roots.shape[1]
+    rows: list[Array] = []
+    for i in range(size):
+        unit = jnp.zeros((len(roots), size), roots.dtype).at[:, i].set(1.0)
+        if rows:
+            unit = unit - jnp.einsum("mj,mjk->mk", roots[:, i, :i], jnp.stack(rows, axis=1))
+        rows.append(unit / roots[:, i, i, None])
+    return jnp.stack(rows, axis=1)
