@@ -324,7 +324,7 @@ def _fit_all(
                 **keyword_data,
             )
             groups.append((svi, members, runs))
-        results = _in_parallel([run for *_, runs in groups for run in runs])
+        results = in_parallel([run for *_, runs in groups for run in runs])
     whose = [(svi, i) for svi, members, _ in groups for i in members]
     found = {}
     for (svi, i), result in zip(whose, results, strict=True):
@@ -341,7 +341,7 @@ def _fit_all(
     return [found[i] for i in range(len(calls))]
 
 
-def _in_parallel(runs: list[Callable[[], list[RunResult]]]) -> list[RunResult]:
+def in_parallel(runs: list[Callable[[], list[RunResult]]]) -> list[RunResult]:
     """The results of all calls, in order."""
     if len(runs) == 1:
         return runs[0]()

@@ -415,7 +415,8 @@ def _run_chunk(
         state, kept = carried
         state, info = step(state, etas[i], data, rows[i], noise[i])
         if kept is not None:
-            kept = jax.tree.map(lambda buffer, new: buffer.at[i].set(new), kept, info)
+            put = jax.lax.dynamic_update_index_in_dim  # in place; a scatter would not be
+            kept = jax.tree.map(lambda buffer, new: put(buffer, new, i, 0), kept, info)
         return state, kept
 
     def one_segment(carried: tuple[State, Any], ends: Any) -> tuple[tuple[State, Any], Params]:
