@@ -3,8 +3,8 @@
     python benchmarks/growth.py     # benchmarks/results/growth.csv, growth.png; about 5 minutes
 
 Logistic regression by the general path (a gradient for each record), aligned. Every point is
-measured in a process of its own, on one thread: CPU time of a step with its sampling and noise, and
-the peak of the memory above what the data and the imports take.
+measured in a process of its own, on one thread: CPU time of a step with its sampling and noise, the
+peak of the process's memory, and how much of it the run added to what making the data took.
 """
 
 from __future__ import annotations
@@ -116,10 +116,11 @@ def draw_picture(table: Any) -> None:
         x = part[column.get(group, "dim")]
         for ax, values, unit in (
             (axes[0, place], part["step_us"], "microseconds a step"),
-            (axes[1, place], part["more_mb"], "MB above data and imports"),
+            (axes[1, place], part["peak_mb"], "peak memory, MB"),
         ):
             ax.plot(x, values, marker="o")
             ax.set(xscale="log", xlabel=group)
+            ax.xaxis.set_minor_formatter("")
             if unit.startswith("micro") and group != "rows":
                 ax.set(yscale="log")
             else:
@@ -147,7 +148,11 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if sys.argv[1:] == ["--picture"]:  # of the table as it is
+        import pandas
+
+        draw_picture(pandas.read_csv(RESULTS / "growth.csv"))
+    elif len(sys.argv) > 1:
         print(json.dumps(measure(json.loads(sys.argv[1]))))
     else:
         main()
