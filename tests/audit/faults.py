@@ -156,6 +156,16 @@ def _update_divided_by_the_realised_batch() -> Any:
     return _patch(target, "make_engine", make)
 
 
+@contextmanager
+def _overflowing_sum() -> Iterator[None]:
+    """Neither the pieces of a batch nor the blocks of a sum are small enough for the integers."""
+    with (
+        mock.patch.object(mechanism, "_BLOCK_ROWS", 2**20),
+        mock.patch.object(estimator, "usual_piece", return_value=2**20),
+    ):
+        yield
+
+
 def _sub_grid_bits() -> Any:
     def make(old: Any) -> Any:
         def faulty(encoded_sum: Any, noise: Any, grid: float) -> Any:
@@ -332,7 +342,7 @@ FAULTS = [
     Fault("noise that forgets the clip norm", _clip_norm_forgotten, "noise"),
     Fault(
         "sum that overflows 32 bits",
-        lambda: mock.patch.object(mechanism, "_BLOCK_ROWS", 2**20),
+        _overflowing_sum,
         "clip",
     ),
 ]

@@ -12,6 +12,8 @@ import numpyro.distributions as dist
 import pandas as pd
 import pytest
 
+from dpvim.evidence import GaussianPrior
+from dpvim.releases import ReleaseSums
 from dpvim.saving import FileError
 from dpvim.synthesis import twin as twin_module
 from dpvim.synthesis.encoding import encode
@@ -94,7 +96,10 @@ def test_nothing_of_the_data_is_saved(schema, tmp_path):
     content = {path.name: path.read_bytes() for path in (tmp_path / "twin").iterdir()}
     with zipfile.ZipFile(io.BytesIO(content.pop("posterior.npz"))) as archive:
         arrays = {name: archive.read(name) for name in archive.namelist()}
-    assert set(arrays) == {"meta.json", "steps.npy", "loc.npy", "raw_scale.npy"}
+    sums = [f"releases.{name}.npy" for name in ReleaseSums._fields]
+    prior = [f"prior.{name}.npy" for name in GaussianPrior._fields]
+    trace = ["steps.npy", "loc.npy", "raw_scale.npy"]
+    assert set(arrays) == {"meta.json", *trace, *sums, *prior}
     dose = encode(frame, schema).values["dose"][:1]
     for name, data in (content | arrays).items():
         for value in (b"zebra", b"66.25", dose.tobytes(), np.float64(66.25).tobytes()):
