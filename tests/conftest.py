@@ -233,7 +233,9 @@ def summing_raw_records(bridged):
     likelihood = bridged.problem.likelihood
 
     def clipped_sum(latent, weights, batch, is_padding, bound):
-        return likelihood.clipped_sum(latent, weights, bridged.arrange(batch), is_padding, bound)
+        return likelihood.clipped_sum(
+            latent, weights, bridged.problem.arrange(batch), is_padding, bound
+        )
 
     own = likelihood._replace(clipped_sum=clipped_sum)
     return bridged._replace(problem=bridged.problem._replace(likelihood=own))

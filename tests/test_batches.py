@@ -34,9 +34,11 @@ def total(piece, records, rows, bound):
 def test_pieces_give_the_sum_of_the_whole(records, piece, live, bound):
     rows = np.full(80, EMPTY, np.int32)
     rows[:live] = np.random.default_rng(1).integers(0, NUM_ROWS, live)
-    whole = LIKELIHOOD.clipped_sum(jnp.ones(3), WEIGHTS, *select(records, rows), bound)
+    clipped_sum = jax.jit(LIKELIHOOD.clipped_sum, static_argnums=4)
+    whole = clipped_sum(jnp.ones(3), WEIGHTS, *select(records, rows), bound)
     # Norms may be rounded differently in batches of another size: a level or so of some rows.
-    np.testing.assert_allclose(total(piece, records, rows, bound), whole, rtol=1e-5, atol=1e-5)
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if np.isinf(bound) else {"rtol": 1e-6}
+    np.testing.assert_allclose(total(piece, records, rows, bound), whole, **tolerance)
 
 
 def test_rows_in_scattered_places_are_all_found(records):

@@ -45,7 +45,7 @@ def start(engine, seed=0):
     return engine.init(jax.random.key(seed), jnp.zeros(DIM), 0.1)
 
 
-def run(engine, records, *, steps=400, seed=1, every=10, state=None, watch=None):
+def run(engine, records, *, steps=400, seed=1, every=10, state=None, watch=infer.UNWATCHED):
     state = start(engine) if state is None else state
     streams = SecretStreams(seed, start_step=int(state.step))
     return infer.run(

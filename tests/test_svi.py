@@ -9,6 +9,7 @@ import pytest
 from conftest import linear_model
 
 import dpvim
+from dpvim.models.regression import Regression
 from dpvim.randomness import SecretStreams
 
 RNG = np.random.default_rng(0)
@@ -138,3 +139,27 @@ def test_new_constants_are_not_taken_for_the_old_ones():
     svi = dpvim.DPSVI(shifted, "mean_field", optax.adam(1e-2), plan, seed=1)
     runs = [svi.run(jax.random.key(0), 30, X, Y, offset, progress_bar=False) for offset in (0, 50)]
     assert not np.array_equal(runs[0].trace.loc, runs[1].trace.loc)
+
+
+def test_records_are_arranged_with_a_public_number_of_rows():
+    """A program for another number of rows could round the rows of others differently."""
+    seen = []
+
+    class Watched(Regression):
+        def batch_of(self, X, y=None):
+            seen.append(X.shape[0])
+            return super().batch_of(X, y)
+
+    X, y = np.ones((50, 2), np.float32), np.ones(50, np.float32)
+    plan = dpvim.PrivacyPlan(
+        num_examples=60,
+        sampling_prob=0.5,
+        num_steps=4,
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        relation="add_or_remove",
+    )
+    svi = dpvim.DPSVI(Watched("logistic"), "mean_field", optax.adam(0.1), plan)
+    state = svi.run(jax.random.key(0), 2, X, y, progress_bar=False).state
+    svi.update(state, X, y)
+    assert seen == [60]  # traced once, for both

@@ -39,12 +39,22 @@ from dpvim.variants import Variant
 _SMALLEST_WEIGHT = 1e-30
 
 
+def _as_they_are(records: Record) -> Record:
+    return records
+
+
 class Problem(NamedTuple):
-    """What is fitted: a likelihood over records and a log prior, both of the flat latent."""
+    """What is fitted: a likelihood over records and a log prior, both of the flat latent.
+
+    `arrange` brings records into the form that the likelihood's clipped sum takes, each row by
+    itself. It is applied once, to arrays with a public number of rows: a program for another
+    number could round the rows of others differently.
+    """
 
     dim: int
     likelihood: Likelihood
     log_prior: LogPrior
+    arrange: Callable[[Record], Record] = _as_they_are
 
 
 def width_schedule(width: float, num_steps: int) -> Callable[[Array], Array]:

@@ -67,6 +67,7 @@ class Engine(NamedTuple):
 
     Attributes:
         family, variant, plan: What it was made from.
+        ready: ``data -> records`` as `step` takes them, with a public number of rows.
         init: ``(key, loc, scale) -> State``.
         step: ``(state, eta, records, rows, noise) -> (State, Info)``, pure.
         run_chunk: Many steps, compiled once for all runs of this engine; see `_run_chunk`.
@@ -77,17 +78,12 @@ class Engine(NamedTuple):
     family: Family
     variant: Variant
     plan: Plan
+    ready: Callable[[Record], Record]
     init: Callable[[Array, Array, float], State]
     step: Callable[[State, Array, Record, Array, Array], tuple[State, Info]]
     run_chunk: Callable[..., tuple[State, Params, Info | None]]
     run_chunks: Callable[..., tuple[State, Params, Info | None]]
     run_chunks_apart: Callable[..., tuple[State, Params, Info | None]]
-
-    @property
-    def numbers_a_step(self) -> int:
-        """About how many numbers a step works on, to tell small work from large."""
-        dim = self.family.dim
-        return usual_piece(self.plan, dim) * dim + self.family.num_params
 
 
 class Run(NamedTuple):
@@ -137,6 +133,7 @@ def make_engine(
         family,
         variant,
         plan,
+        lambda data: problem.arrange(with_public_shape(data, plan)),
         init,
         step,
         jax.jit(run_chunk),
@@ -225,7 +222,7 @@ def run(
     num_steps: int,
     streams: SecretStreams,
     trace_every: int,
-    watch: Watch | None = None,
+    watch: Watch = UNWATCHED,
 ) -> Run:
     """Take `num_steps` steps from `state`, or fewer if `watch` says so; see `watching`.
 
@@ -235,7 +232,7 @@ def run(
     """
     _check_budget(engine, int(state.step), num_steps)
     supply = Supply(engine, num_rows_of(data), streams)
-    data = with_public_shape(data, engine.plan)
+    data = engine.ready(data)
     capacity = _chunk_capacity(engine, supply.batch_size, trace_every, num_steps)
     sums = ReleaseSums.zeros(engine.family.dim) if engine.variant.releases_gradient else None
     collect = None if sums is None else collector(sums, engine.plan)
@@ -246,7 +243,7 @@ def run(
         span=(int(state.step), num_steps),
         capacity=capacity,
         trace_every=trace_every,
-        watch=watch or UNWATCHED,
+        watch=watch,
         collect=collect,
     )
     return Run(state, Trace.stack(steps, snapshots), sums)
@@ -261,7 +258,7 @@ def run_many(
     num_steps: int,
     streams: Sequence[SecretStreams],
     trace_every: int,
-    watch: Watch | None = None,
+    watch: Watch = UNWATCHED,
 ) -> list[Run]:
     """Independent runs as one vectorised program.
 
@@ -275,13 +272,11 @@ def run_many(
         trace_every: Steps between snapshots.
         watch: Whom to tell about progress, and who may end the runs.
     """
-    told = watch or UNWATCHED
     first = int(states.step[0])
     _check_budget(engine, first, num_steps)
     one = jax.tree.map(lambda leaf: leaf[0], data) if stacked else data
     supplies = [Supply(engine, num_rows_of(one), each) for each in streams]
-    pad = functools.partial(with_public_shape, plan=engine.plan)
-    data = jax.vmap(pad)(data) if stacked else pad(data)
+    data = jax.vmap(engine.ready)(data) if stacked else engine.ready(data)
 
     def draw(length: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
         drawn = [supply.draw(length, capacity) for supply in supplies]
@@ -306,7 +301,7 @@ def run_many(
         span=(first, num_steps),
         capacity=max(1, capacity // len(supplies)),
         trace_every=trace_every,
-        watch=Watch(lambda steps: told.advance(steps * len(supplies)), told.stopped),
+        watch=Watch(lambda steps: watch.advance(steps * len(supplies)), watch.stopped),
         axis=1,
         collect=collect if collectors else None,
     )
@@ -382,7 +377,9 @@ def lanes_for(engine: Engine) -> int:
     Small steps are mostly the way from one operation to the next, which vectorised runs share.
     Large ones gain nothing and lose the caches.
     """
-    return max(1, min(_MOST_LANES, _LANE_NUMBERS // engine.numbers_a_step))
+    dim = engine.family.dim
+    numbers_a_step = usual_piece(engine.plan, dim) * dim + engine.family.num_params
+    return max(1, min(_MOST_LANES, _LANE_NUMBERS // numbers_a_step))
 
 
 def _check_budget(engine: Engine, first: int, num_steps: int) -> None:

@@ -32,7 +32,6 @@ from jaxtyping import Array
 from numpyro.infer.autoguide import AutoGuide
 
 from dpvim import _validate
-from dpvim.batches import with_public_shape
 from dpvim.estimator import default_width, width_schedule
 from dpvim.evidence import GaussianPrior
 from dpvim.family import FAMILIES, Family, Params
@@ -147,6 +146,7 @@ class DPSVI:
         self._updates = 0  # from whatever states
         self._signature: tuple[Any, ...] | None = None
         self._last_seen: tuple[list[Any], ModelInput] | None = None
+        self._ready_records: Any = None  # of the data last seen, for `update`
 
     # -- SVI's verbs ------------------------------------------------------------------------
 
@@ -182,9 +182,11 @@ class DPSVI:
         if self._supply is None:
             streams = SecretStreams(self.seed, start_step=int(state.step))
             self._supply = Supply(self._engine, inputs.num_rows, streams)
+        if self._ready_records is None:
+            self._ready_records = self._engine.ready(inputs.records)
         rows, noise = self._supply.draw(1, 1)
         self._updates += 1
-        return self._one_step(state, inputs.records, rows[0], noise[0])
+        return self._one_step(state, self._ready_records, rows[0], noise[0])
 
     def get_params(self, state: State) -> dict[str, Array]:
         """Parameters by NumPyro's names: ``auto_loc`` and ``auto_scale`` or
@@ -210,7 +212,7 @@ class DPSVI:
         if init_state is None:
             init_state = self.init(key, *args, init_params=init_params, **kwargs)
         inputs = self._read(args, kwargs)
-        self._last_seen = None
+        self._last_seen = self._ready_records = None
         with watching(num_steps, progress=progress_bar) as watch:
             done = run(
                 self._engine,
@@ -248,9 +250,8 @@ class DPSVI:
             self.init(each, *one_args, init_params=init_params, **one_kwargs)
             for each in jax.random.split(key, num_runs)
         ]
-        self._last_seen = None
-        arrange = self._bridged.arrange
-        records = (jax.vmap(arrange) if stacked else arrange)(prepare(args, kwargs).records)
+        self._last_seen = self._ready_records = None
+        records = prepare(args, kwargs).records
         streams = [SecretStreams(self.seed, run=i) for i in range(num_runs)]
         every = self._trace_every(trace_every, num_steps)
         with watching(num_runs * num_steps, progress=progress_bar) as watch:
@@ -289,7 +290,7 @@ class DPSVI:
                     self._run_together, states, streams, records, num_steps, every, watch
                 )
             )
-        self._last_seen = None
+        self._last_seen = self._ready_records = None
         return prepared
 
     # -- what else one may ask ----------------------------------------------------------------
@@ -332,7 +333,8 @@ class DPSVI:
     def with_seed(self, seed: int | None) -> DPSVI:
         """The same machinery, compiled once for both, with batches and noise of its own."""
         other = copy.copy(self)
-        other.seed, other._supply, other._updates, other._last_seen = seed, None, 0, None
+        other.seed, other._supply, other._updates = seed, None, 0
+        other._last_seen = other._ready_records = None
         return other
 
     # -- inside -------------------------------------------------------------------------------
@@ -401,7 +403,7 @@ class DPSVI:
         self, state: State, data: Any, rows: Array, noise: Array
     ) -> tuple[State, Info]:
         eta = eta_for(self._engine.family, state.key, state.step)
-        return self._engine.step(state, eta, with_public_shape(data, self.plan), rows, noise)
+        return self._engine.step(state, eta, data, rows, noise)
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInput:
         """The data of this call, checked; a new shape or constant sets the model up anew."""
@@ -413,8 +415,7 @@ class DPSVI:
         inputs = prepare(args, kwargs)
         if self._signature != inputs.signature:
             self.adopt(bridge(self.model, inputs), inputs)
-        inputs = inputs._replace(records=self._bridged.arrange(inputs.records))
-        self._last_seen = (leaves, inputs)
+        self._last_seen, self._ready_records = (leaves, inputs), None
         return inputs
 
     def _trace_every(self, given: int | None, num_steps: int) -> int:

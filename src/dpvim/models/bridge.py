@@ -37,14 +37,12 @@ class BridgedModel(NamedTuple):
         space: Its latent sites.
         problem: Its likelihood and prior as plain functions.
         on_made_up_row: Calls a model or guide with arguments like the data's, but made up.
-        arrange: Records in the form that the problem's clipped sum takes, each row by itself.
         draw_prior: ``key -> latent``, a draw from the prior.
     """
 
     space: LatentSpace
     problem: Problem
     on_made_up_row: Callable[[Model], Any]
-    arrange: Callable[[Record], Record]
     draw_prior: Callable[[Array], Latent]
 
 
@@ -76,14 +74,14 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
 
     _refuse_mixing(jax.make_jaxpr(gradients)(jnp.zeros(space.dim), one_row).jaxpr)
     problem = Problem(space.dim, Likelihood.from_gradients(log_prob, gradients), log_prior)
-    call, arrange = inputs.call, _as_they_are
+    call = inputs.call
     if hasattr(model, "clipped_sum_for"):
         structured: Any = model
         own_sum, own_prior = structured.clipped_sum_for(space), structured.log_prior_for(space)
         if own_sum is not None:
             likelihood = problem.likelihood._replace(clipped_sum=own_sum)
-            problem = problem._replace(likelihood=likelihood)
             arrange = jax.jit(lambda records: call(structured.batch_of, records))
+            problem = problem._replace(likelihood=likelihood, arrange=arrange)
         if own_prior is not None:
             problem = problem._replace(log_prior=own_prior)
 
@@ -91,11 +89,7 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
         sites = run.prior_draw(one_row, key)
         return space.unconstrain({site.name: sites[site.name]["value"] for site in space.sites})
 
-    return BridgedModel(space, problem, lambda model: call(model, one_row), arrange, draw_prior)
-
-
-def _as_they_are(records: Record) -> Record:
-    return records
+    return BridgedModel(space, problem, lambda model: call(model, one_row), draw_prior)
 
 
 # Primitives whose value for one element of an array may depend on the others, and what they are.
