@@ -110,17 +110,31 @@ def linear_model(X, y=None):
 
 @pytest.fixture
 def ctrl_c():
-    """Presses Ctrl-C after so many seconds; SIGINT is what it is in a terminal."""
+    """Presses Ctrl-C so many seconds after a run has begun; SIGINT is what it is in a terminal.
+
+    A run begins when it takes over SIGINT. Before that, however slow the machine, Ctrl-C would stop
+    the test.
+    """
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    timers = []
+    over = threading.Event()
+
+    def press(seconds):
+        while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            if over.wait(0.01):
+                return
+        if not over.wait(seconds):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threads = []
 
     def press_after(seconds):
-        timers.append(threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)))
-        timers[-1].start()
+        threads.append(threading.Thread(target=press, args=(seconds,)))
+        threads[-1].start()
 
     yield press_after
-    for timer in timers:
-        timer.cancel()
+    over.set()
+    for thread in threads:
+        thread.join()
     signal.signal(signal.SIGINT, previous)
 
 
