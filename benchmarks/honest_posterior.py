@@ -58,6 +58,9 @@ RESULTS = Path(__file__).parent / "results"
 NUM_ROWS, NUM_STEPS, SAMPLING_PROB, DELTA = 4000, 6000, 0.1, 1e-5
 LEARNING_RATE = 1e-2
 EPSILONS = (0.3, 1.0, 4.0)
+# Hardly a record of Adult is clipped. At 2, the paper's, one in twenty is, which moves the maximum of
+# the likelihood by more than a non-private standard deviation.
+ADULT_CLIP_NORM = 4.0
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 TAILS = np.array([t for level in LEVELS for t in (0.5 - level / 2, 0.5 + level / 2)])
 METHODS = ("last iterate", "trace", "NA-DPVI", "releases")
@@ -380,7 +383,7 @@ def run_adult(epsilon: float, seed: int) -> pd.DataFrame:
             data.y,
             epsilon=epsilon,
             delta=DELTA,
-            clip_norm=2.0,
+            clip_norm=ADULT_CLIP_NORM,
             sampling_prob=0.1,
             num_steps=NUM_STEPS,
             learning_rate=3e-3,

@@ -58,7 +58,8 @@ class Components(NamedTuple):
         factor: Cholesky factors of the covariances, or standard deviations for a diagonal H.
         spread_without_noise: Variance of each coordinate had g and H been released exactly.
         curvature: Mean of H, or of its diagonal.
-        r_hat: Largest ratio of total to within-chain spread of the sampler, 1 if it has mixed.
+        r_hat: Largest ratio, over the coordinates of theta, of total to within-chain spread: 1 if
+            the sampler has mixed.
     """
 
     loc: Float[np.ndarray, "components d"]
@@ -165,11 +166,12 @@ def _full_components(evidence: Evidence, key: Array, effort: Effort) -> Componen
     evidence = jax.tree.map(jnp.asarray, evidence)
     mode = _find_mode(evidence)
     chains = _sample(mode, _preconditioner(mode, evidence), evidence, key, effort)
-    within = chains.var(axis=0).mean(axis=0)
-    r_hat = float(jnp.sqrt(1 + jnp.max(chains.mean(axis=0).var(axis=0) / within)))
     flat = chains.reshape(-1, chains.shape[-1])
-    loc, factor, exact, h = _theta_given(flat, evidence)
-    return Components(np.asarray(loc), np.asarray(factor), np.asarray(exact), np.asarray(h), r_hat)
+    loc, factor, exact, h = (np.asarray(part) for part in _theta_given(flat, evidence))
+    by_chain = loc.reshape(*chains.shape[:2], -1)
+    within = np.square(factor).sum(axis=2).mean(axis=0) + by_chain.var(axis=0).mean(axis=0)
+    r_hat = float(np.sqrt(1 + np.max(by_chain.mean(axis=0).var(axis=0) / within)))
+    return Components(loc, factor, exact, h, r_hat)
 
 
 _value_and_grad = jax.jit(jax.value_and_grad(lambda flat, e: -log_density(flat, e)))
