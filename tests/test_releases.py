@@ -185,7 +185,7 @@ def test_where_nothing_was_learnt_the_prior_comes_back():
 def numpyro_model(evidence):
     """The same model with nothing integrated out, for NUTS."""
     dim = len(evidence.noise)
-    size = dim * (dim + 1) // 2
+    size = curvature.num_coordinates(dim)
     flat = numpyro.sample("flat", dist.Normal(0, 1).expand([size]).to_event(1))
     h = curvature.curvature_of(flat, evidence)
     theta = numpyro.sample(

@@ -7,7 +7,8 @@ r"""The model behind an honest posterior: optimum, curvature and what was releas
     g \mid \theta, H \sim N(H (\theta - r), H), \qquad
     \text{releases} \mid g, H.
 
-The third line is the likelihood of a quadratic: its maximum is the true parameter plus
+How far the rows of A are from those of the identity is tau, one number for all, which is learnt as
+well. The third line is the likelihood of a quadratic: its maximum is the true parameter plus
 :math:`N(0, H^{-1})`, and g, the gradient at r, is H times the maximum's distance from r. Given H
 all the rest is Gaussian and is integrated out in closed form, so only H is sampled: by Hamiltonian
 Monte Carlo, preconditioned with the curvature of its own log-density at the mode. The posterior of
@@ -40,6 +41,10 @@ _SOFTEST = 0.3
 _ACCEPTANCE = 0.8
 _GRID = np.linspace(-4.0, 4.0, 161)
 _DIAGONAL_COMPONENTS = 512
+# tau is the logistic function of a normal with this standard deviation: anything from nothing to
+# as much as a coordinate's own. One number for all pairs: those whose curvature the releases tell
+# speak for those they do not.
+_SHARING_SPREAD = 1.5
 # A coordinate's information that it shares with others, which a diagonal H does not see, counts as
 # so much additional variance of g: half of the information of a coordinate is shared a priori.
 _NEGLECTED = 1.0
@@ -53,7 +58,8 @@ class Components(NamedTuple):
         factor: Cholesky factors of the covariances, or standard deviations for a diagonal H.
         spread_without_noise: Variance of each coordinate had g and H been released exactly.
         curvature: Mean of H, or of its diagonal.
-        r_hat: Largest ratio of total to within-chain spread of the sampler, 1 if it has mixed.
+        r_hat: Largest ratio, over the coordinates of theta, of total to within-chain spread: 1 if
+            the sampler has mixed.
     """
 
     loc: Float[np.ndarray, "components d"]
@@ -89,18 +95,25 @@ def posterior_components(
         return _full_components(evidence, jax.random.key(seed), effort)
 
 
+def num_coordinates(dim: int) -> int:
+    """How many numbers H is made of: tau, the diagonal, and what is below it."""
+    return 1 + dim * (dim + 1) // 2
+
+
 def curvature_of(flat: Array, evidence: Evidence) -> Float[Array, "d d"]:
     """H from coordinates that are independent standard normals a priori."""
     dim = evidence.noise.shape[0]
-    # A row's entries below the diagonal have a sum of squares of about one, like its diagonal.
-    share = 1 / np.sqrt(np.maximum(1, np.arange(dim)))
+    sharing, diagonal, off_diagonal = flat[0], flat[1 : dim + 1], flat[dim + 1 :]
+    # A row's entries below the diagonal have a sum of squares of about tau^2, its diagonal has 1.
+    tau = jax.nn.sigmoid(_SHARING_SPREAD * sharing)
+    share = tau / np.sqrt(np.maximum(1, np.arange(dim)))
     # Looked up from the flat vector; what is not below the diagonal is its last entry, a zero.
-    places = np.full((dim, dim), flat.size - dim)
-    places[np.tril_indices(dim, -1)] = np.arange(flat.size - dim)
-    below = jnp.append(flat[dim:], 0.0)[places] * share[:, None]
+    places = np.full((dim, dim), off_diagonal.size)
+    places[np.tril_indices(dim, -1)] = np.arange(off_diagonal.size)
+    below = jnp.append(off_diagonal, 0.0)[places] * share[:, None]
     unit = jnp.eye(dim) + below
     unit = unit / jnp.linalg.norm(unit, axis=1, keepdims=True)
-    factor = jnp.exp(0.5 * (evidence.log_centre + LOG_SPREAD * flat[:dim]))[:, None] * unit
+    factor = jnp.exp(0.5 * (evidence.log_centre + LOG_SPREAD * diagonal))[:, None] * unit
     return factor @ factor.T
 
 
@@ -153,11 +166,12 @@ def _full_components(evidence: Evidence, key: Array, effort: Effort) -> Componen
     evidence = jax.tree.map(jnp.asarray, evidence)
     mode = _find_mode(evidence)
     chains = _sample(mode, _preconditioner(mode, evidence), evidence, key, effort)
-    within = chains.var(axis=0).mean(axis=0)
-    r_hat = float(jnp.sqrt(1 + jnp.max(chains.mean(axis=0).var(axis=0) / within)))
     flat = chains.reshape(-1, chains.shape[-1])
-    loc, factor, exact, h = _theta_given(flat, evidence)
-    return Components(np.asarray(loc), np.asarray(factor), np.asarray(exact), np.asarray(h), r_hat)
+    loc, factor, exact, h = (np.asarray(part) for part in _theta_given(flat, evidence))
+    by_chain = loc.reshape(*chains.shape[:2], -1)
+    within = np.square(factor).sum(axis=2).mean(axis=0) + by_chain.var(axis=0).mean(axis=0)
+    r_hat = float(np.sqrt(1 + np.max(by_chain.mean(axis=0).var(axis=0) / within)))
+    return Components(loc, factor, exact, h, r_hat)
 
 
 _value_and_grad = jax.jit(jax.value_and_grad(lambda flat, e: -log_density(flat, e)))
@@ -167,7 +181,7 @@ def _find_mode(evidence: Evidence) -> Array:
     dim = len(evidence.noise)
     found = optimize.minimize(
         lambda flat: tuple(np.asarray(part) for part in _value_and_grad(flat, evidence)),
-        np.zeros(dim * (dim + 1) // 2),
+        np.zeros(num_coordinates(dim)),
         jac=True,
         method="L-BFGS-B",
         options={"maxiter": 200},
