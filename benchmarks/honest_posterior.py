@@ -58,8 +58,8 @@ RESULTS = Path(__file__).parent / "results"
 NUM_ROWS, NUM_STEPS, SAMPLING_PROB, DELTA = 4000, 6000, 0.1, 1e-5
 LEARNING_RATE = 1e-2
 EPSILONS = (0.3, 1.0, 4.0)
-# Hardly a record of Adult is clipped. At 2, the paper's, one in twenty is, which moves the maximum of
-# the likelihood by more than a non-private standard deviation.
+# Hardly a record of Adult is clipped. At 2, the paper's, one in twenty is, which moves the maximum
+# of the likelihood by more than a non-private standard deviation.
 ADULT_CLIP_NORM = 4.0
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 TAILS = np.array([t for level in LEVELS for t in (0.5 - level / 2, 0.5 + level / 2)])
@@ -337,11 +337,7 @@ def run_adult(epsilon: float, seed: int) -> pd.DataFrame:
     """Predictive quality on the test part, and agreement with the non-private posterior."""
     data = adult.load()
     dim = data.X.shape[1]
-    mean, precision = np.zeros(dim), np.eye(dim)
-    for _ in range(40):
-        fitted = special.expit(data.X @ mean)
-        precision = (data.X * (fitted * (1 - fitted))[:, None]).T @ data.X + np.eye(dim)
-        mean = mean + np.linalg.solve(precision, data.X.T @ (data.y - fitted) - mean)
+    mean, precision = adult.laplace(data)
     covariance = np.linalg.inv(precision)
     well = np.sqrt(np.diag(covariance)) < 0.2
     rows = []
