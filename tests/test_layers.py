@@ -12,7 +12,7 @@ import dpvim
 ROOT = Path(dpvim.__file__).parent
 # From the ground up; modules in one row may import each other.
 LAYERS = [
-    {"_validate", "types"},
+    {"_validate", "types", "compiling"},
     {"cache", "accounting", "plan", "statement"},
     {"randomness", "sampling", "noise", "mechanism", "batches"},
     {"family", "variants", "estimator"},

@@ -30,13 +30,16 @@ import functools
 import importlib.metadata
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import dp_accounting
 import numpy as np
-from scipy import fft, optimize, signal, special, stats
+import scipy
 
 from dpvim import cache
 from dpvim.types import Relation
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 ACCOUNTANT = "PLD (connect-the-dots, tilted Fourier transform, upper bound)"
 
@@ -84,6 +87,8 @@ def dp_event(
     A batch that holds every record is no subsampling; one that can hold every record is never
     truncated; otherwise the cap on the batch is part of the event.
     """
+    import dp_accounting
+
     step: dp_accounting.DpEvent
     if sampling_prob == 1:
         step = dp_accounting.GaussianDpEvent(noise_multiplier)
@@ -110,8 +115,11 @@ def cut_prob(*, sampling_prob: float, num_examples: int, max_batch_size: int) ->
     record or without it. If they do and it is not drawn, neighbours release the same. What is
     left is a step like one without a cap, one that costs nothing, and this event.
     """
-    others = stats.binom(num_examples - 1, sampling_prob)
-    return sampling_prob * float(others.sf(max_batch_size - 1))
+    if max_batch_size >= num_examples:
+        return 0.0
+    # The upper tail of a binomial distribution over the others.
+    others = scipy.special.betainc(max_batch_size, num_examples - max_batch_size, sampling_prob)
+    return sampling_prob * float(others)
 
 
 def epsilon_of(
@@ -209,7 +217,7 @@ def _bracketed_root(cost: Callable[[float], float], epsilon: float, guess: float
     def log_excess(log_noise: float) -> float:  # closer to a straight line
         return math.log(max(cost(log_noise) / epsilon, 0.01))
 
-    return float(optimize.brentq(log_excess, low, high, xtol=1e-2))
+    return float(scipy.optimize.brentq(log_excess, low, high, xtol=1e-2))
 
 
 def _root_near(
@@ -237,6 +245,8 @@ def _gaussian_limit_noise(
     epsilon: float, delta: float, relation: Relation, sampling_prob: float, num_steps: int
 ) -> float:
     """Noise multiplier of the central limit of `num_steps` subsampled Gaussian steps."""
+    import dp_accounting
+
     noise = dp_accounting.get_sigma_gaussian(epsilon, delta)
     per_step = 1 / (noise * sampling_prob * math.sqrt(num_steps))
     sensitivity = 2.0 if relation is Relation.REPLACE_ONE else 1.0
@@ -275,6 +285,8 @@ def _directions(step: dp_accounting.DpEvent, relation: Relation) -> list[_Pair]:
     Under `replace_one` the record moves the sum one way or the other way. Else it moves it or is
     not there, and P and Q may be either; Q, P is Q, P mirrored.
     """
+    import dp_accounting
+
     if isinstance(step, dp_accounting.GaussianDpEvent):
         prob, noise = 1.0, step.noise_multiplier
     elif isinstance(step, dp_accounting.PoissonSampledDpEvent):
@@ -287,6 +299,8 @@ def _directions(step: dp_accounting.DpEvent, relation: Relation) -> list[_Pair]:
 
 def _left_by_the_cap(step: dp_accounting.DpEvent, num_steps: int, delta: float) -> float:
     """What is left of `delta` for steps that are not cut."""
+    import dp_accounting
+
     if not isinstance(step, dp_accounting.TruncatedSubsampledGaussianDpEvent):
         return delta
     spent = num_steps * cut_prob(
@@ -310,6 +324,8 @@ def _epsilon(
     one_direction: bool = False,
 ) -> float:
     """Upper bound on epsilon; in one direction it is nearly always the same."""
+    import dp_accounting
+
     step, num_steps = event.event, event.count
     delta = _left_by_the_cap(step, num_steps, delta)
     if isinstance(step, dp_accounting.GaussianDpEvent):
@@ -376,7 +392,7 @@ def _cut_to_pieces(pair: _Pair, cut_off: float) -> _Pieces:
     This is what remains of it if all outcomes in the piece look the same: a little less than there
     is. It fixes how the grid shares out the mass of the piece, which makes it more than there is.
     """
-    end = -special.ndtri(cut_off / 4)
+    end = -scipy.special.ndtri(cut_off / 4)
     x = np.linspace(-end, end + (pair.shift if pair.p > 0 else 0.0), _PIECES + 1)
     loss = pair.loss(x)
     still = _normal_mass(x)
@@ -385,7 +401,7 @@ def _cut_to_pieces(pair: _Pair, cut_off: float) -> _Pieces:
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = np.nan_to_num(np.log(upper / lower), nan=np.inf)
     mean = np.clip(mean, loss[:-1], loss[1:])
-    tails = special.ndtr([x[0], -x[-1], x[0] - pair.shift, pair.shift - x[-1]])
+    tails = scipy.special.ndtr([x[0], -x[-1], x[0] - pair.shift, pair.shift - x[-1]])
     lost = float(tails @ [1 - pair.p, 1 - pair.p, pair.p, pair.p])
     return _Pieces(loss[:-1], loss[1:], mean, upper, lost)
 
@@ -394,7 +410,8 @@ def _normal_mass(x: np.ndarray) -> np.ndarray:
     """Mass of N(0, 1) between neighbouring points, to full precision in both tails."""
     low, high = x[:-1], x[1:]
     above = low > 0
-    return special.ndtr(np.where(above, -low, high)) - special.ndtr(np.where(above, -high, low))
+    upper, lower = np.where(above, -low, high), np.where(above, -high, low)
+    return scipy.special.ndtr(upper) - scipy.special.ndtr(lower)
 
 
 def _tilted(mass: np.ndarray, loss: np.ndarray, tilt: float) -> tuple[float, np.ndarray]:
@@ -537,7 +554,7 @@ def _solve(
     start = num_steps * grid.origin
     first = math.floor((max(low, floor) - start) / grid.width)
     last = math.ceil((high - start) / grid.width)
-    size = fft.next_fast_len(last - math.floor((low - start) / grid.width) + 1, real=True)
+    size = scipy.fft.next_fast_len(last - math.floor((low - start) / grid.width) + 1, real=True)
 
     index = np.arange(first, last + 1)
     loss = start + grid.width * index
@@ -548,7 +565,7 @@ def _solve(
     # delta(loss) = E max(0, 1 - exp(loss - L)) = P(L > loss) - E [exp(loss - L), L > loss]
     decay = math.exp(-grid.width)
     at_or_above = np.cumsum(mass[::-1])[::-1]
-    discounted = signal.lfilter([1.0], [1.0, -decay], mass[::-1])[::-1]
+    discounted = scipy.signal.lfilter([1.0], [1.0, -decay], mass[::-1])[::-1]
     budgets = budget - error * untilt
     too_low = np.flatnonzero(at_or_above[1:] - decay * discounted[1:] > budgets[:-1])
     if too_low.size == 0:
@@ -605,14 +622,14 @@ def _composed(
     middle = int(index[np.argmax(weights)])
     rest = np.bincount((index - middle) % size, weights=weights, minlength=size)
     atom, rest[0] = rest[0], 0.0
-    spectrum = fft.rfft(rest)
+    spectrum = scipy.fft.rfft(rest)
     norm = math.sqrt(np.sum(rest**2))
     log_all_atom = num_steps * math.log(atom)
     if atom > 0.6 and log_all_atom > -30:
         part = spectrum / atom
         log_size = 0.5 * np.log1p(2 * part.real + part.real**2 + part.imag**2)
         log_one = log_size + 1j * np.arctan2(part.imag, 1 + part.real)
-        mass = fft.irfft(np.expm1(num_steps * log_one), size) * math.exp(log_all_atom)
+        mass = scipy.fft.irfft(np.expm1(num_steps * log_one), size) * math.exp(log_all_atom)
         mass[0] += math.exp(log_all_atom) * (1 + num_steps * _ROUNDING)
     else:
         spectrum += atom
@@ -621,7 +638,7 @@ def _composed(
         loud = np.abs(spectrum) > math.exp(-60 / num_steps)
         power = np.zeros_like(spectrum)
         power[loud] = spectrum[loud] ** num_steps
-        mass = fft.irfft(power, size)
+        mass = scipy.fft.irfft(power, size)
         norm *= math.sqrt(np.sum(np.abs(spectrum[loud]) ** (2 * num_steps - 2)) / len(spectrum))
     mass = np.roll(np.maximum(mass, 0), num_steps * middle % size)
     return mass, num_steps * _ROUNDING * norm

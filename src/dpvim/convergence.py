@@ -30,9 +30,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import scipy.fft
-import scipy.special
-import scipy.stats
+import scipy
 from jaxtyping import Bool, Float, Int
 
 from dpvim import _validate

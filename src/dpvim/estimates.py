@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jaxtyping import Array, Bool, Float, Int
-from scipy import stats
 
 from dpvim import _validate
 from dpvim.averaging import (
@@ -79,12 +79,12 @@ class Estimate(NamedTuple):
 
     def log_density(self, latents: Float[np.ndarray, "*n d"]) -> np.ndarray:
         """Log-density at one latent or at several."""
-        gaussian = stats.multivariate_normal(self.loc, self.covariance, allow_singular=True)
+        gaussian = scipy.stats.multivariate_normal(self.loc, self.covariance, allow_singular=True)
         return gaussian.logpdf(latents)
 
     def quantiles(self, tails: Float[np.ndarray, " q"]) -> Float[np.ndarray, "d q"]:
         """Quantiles of each coordinate."""
-        return self.loc[:, None] + self.scale[:, None] * stats.norm.ppf(tails)
+        return self.loc[:, None] + self.scale[:, None] * scipy.stats.norm.ppf(tails)
 
 
 def estimate(

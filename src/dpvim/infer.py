@@ -23,6 +23,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from dpvim.batches import num_rows_of, usual_piece, with_public_shape
+from dpvim.compiling import jit_once
 from dpvim.estimator import Estimator, Problem, make_estimator
 from dpvim.family import Family, Params
 from dpvim.noise import RoundedGaussianNoise
@@ -111,6 +112,7 @@ def make_engine(
     """
     estimator: Estimator = make_estimator(problem, family, variant, plan)
 
+    @jit_once
     def init(key: Array, loc: Array, scale: float) -> State:
         params = family.init(loc, scale)
         return State(params, optimizer.init(params), key, jnp.zeros((), jnp.int32))

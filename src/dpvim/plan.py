@@ -14,12 +14,13 @@ import bisect
 import dataclasses
 import math
 import warnings
-from typing import Any, Self
-
-import dp_accounting
+from typing import TYPE_CHECKING, Any, Self
 
 from dpvim import _validate, accounting
 from dpvim.types import PrivacyWarning, Relation
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 # What the cap on batches may add to delta in a step: a thousandth of 1e-12 in 10^7 steps. It takes
 # nine to ten standard deviations above the mean for large batches, more for a few records. The

@@ -6,20 +6,22 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 from jaxtyping import Array, Float
-from numpyro.infer import Predictive
 
 from dpvim import _validate
 from dpvim.estimates import Estimate
 from dpvim.models.latent_space import LatentSpace
 from dpvim.randomness import fresh_key
-from dpvim.release_posterior import MixtureEstimate
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from dpvim.release_posterior import MixtureEstimate
 
 # Means and intervals of transformed sites come from this many draws with a fixed key, so that
 # they are the same each time they are asked for.
@@ -129,6 +131,8 @@ class Posterior:
         Columns: mean, standard deviation, central interval, the share of the variance that is DP
         noise, the window (in steps) that it was estimated from, and whether that converged.
         """
+        import pandas as pd
+
         mean, std, interval = self.mean, self.std, self.interval(probability)
         tail = (1 - probability) / 2
         low, high = (f"{100 * t:g}%" for t in (tail, 1 - tail))
@@ -162,6 +166,8 @@ class Posterior:
 
         Leave the observations out (or None), and they are predicted.
         """
+        from numpyro.infer import Predictive
+
         key = fresh_key() if seed is None else jax.random.key(seed)
         draws = self.sample(num_samples, seed=seed)
         predicted = Predictive(model, posterior_samples=draws)(key, *data, **keyword_data)

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 class ProgressBar:
@@ -25,23 +16,17 @@ class ProgressBar:
     def __init__(
         self, total: int, *, show: bool, label: str = "fitting", unit: str = "steps"
     ) -> None:
-        self._progress = Progress(
-            TextColumn(label),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn(unit),
-            _Rate(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=not show,
-        )
-        self._task = self._progress.add_task(label, total=total)
+        self._progress = _bar(label, unit) if show else None
+        if self._progress is not None:
+            self._task = self._progress.add_task(label, total=total)
 
     def advance(self, steps: int) -> None:
-        self._progress.advance(self._task, steps)
+        if self._progress is not None:
+            self._progress.advance(self._task, steps)
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        if self._progress is not None:
+            self._progress.start()
         return self
 
     def __exit__(
@@ -50,12 +35,36 @@ class ProgressBar:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        if self._progress is not None:
+            self._progress.stop()
 
 
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:,.0f}/s" if task.speed else "")
+def _bar(label: str, unit: str) -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.speed:,.0f}/s" if task.speed else "")
+
+    return Progress(
+        TextColumn(label),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        Rate(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
 
 
 def wanted(progress: bool | None) -> bool:

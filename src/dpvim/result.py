@@ -7,29 +7,31 @@ import dataclasses
 import functools
 import warnings
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jaxtyping import Array
-from matplotlib.figure import Figure
 from numpyro.infer.autoguide import AutoGuide
 
-from dpvim import plots, saving
+from dpvim import saving
 from dpvim.estimates import EstimateName, NoiseAwareness, WindowRule
 from dpvim.estimates import estimate as estimate_posterior
-from dpvim.evidence import GaussianPrior
 from dpvim.family import Family
 from dpvim.infer import State
 from dpvim.models.latent_space import LatentSpace
 from dpvim.plan import Plan
 from dpvim.posterior import Posterior
 from dpvim.progress import wanted
-from dpvim.release_posterior import estimate_from_releases
 from dpvim.releases import ReleaseSums
 from dpvim.saving import SavedFit
 from dpvim.statement import NoPrivacy, PrivacyStatement
 from dpvim.svi import DPSVI, numpyro_params
 from dpvim.trace import Trace
 from dpvim.types import ConvergenceWarning, NotPrivateError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from dpvim.evidence import GaussianPrior
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -116,6 +118,8 @@ class Fit:
                 "noise_aware='releases': this fit has no sums of released gradients. They are kept "
                 "for variant='aligned', in fits (and files) made with this version."
             )
+        from dpvim.release_posterior import estimate_from_releases
+
         every = self.trace.every
         found = estimate_from_releases(self.releases, self.plan, self.prior, snapshot_steps=every)
         posterior = Posterior(found, self.space, every, self.privacy.to_dict())
@@ -167,14 +171,20 @@ class Fit:
 
     def plot_trace(self, **options: Any) -> Figure:
         """The parameters as the run went on; see `dpvim.plots.plot_trace`."""
+        from dpvim import plots
+
         return plots.plot_trace(self.trace, self.posterior, self.family, **options)
 
     def plot_posterior(self, **options: Any) -> Figure:
         """Means and intervals, with and without DP noise; see `dpvim.plots.plot_posterior`."""
+        from dpvim import plots
+
         return plots.plot_posterior(self.posterior, **options)
 
     def plot_convergence(self, **options: Any) -> Figure:
         """How long the windows are, in their own terms; see `dpvim.plots.plot_convergence`."""
+        from dpvim import plots
+
         return plots.plot_convergence(self.trace, self.posterior, **options)
 
     def _session(self, what: str) -> Session:

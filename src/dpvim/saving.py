@@ -16,18 +16,20 @@ import os
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpyro.distributions import constraints
 
-from dpvim.evidence import GaussianPrior
 from dpvim.family import FAMILIES, Family, FullRank, MeanField
 from dpvim.models.latent_space import LatentSpace, Site
 from dpvim.plan import NonPrivatePlan, Plan, PrivacyPlan
 from dpvim.releases import ReleaseSums
 from dpvim.statement import NoPrivacy, PrivacyStatement
 from dpvim.trace import Trace
+
+if TYPE_CHECKING:
+    from dpvim.evidence import GaussianPrior
 
 FORMAT = "dpvim fit"
 VERSION = 1
@@ -95,6 +97,8 @@ def write(path: str | Path, saved: SavedFit) -> None:
 
 def read(path: str | Path) -> SavedFit:
     """Read a fit, or say what is wrong with the file."""
+    from dpvim.evidence import GaussianPrior
+
     source = Path(path)
     if not source.exists():
         raise FileNotFoundError(f"{source}: there is no such file.")
@@ -168,7 +172,8 @@ def _assemble(
         if releases.steps.sum() > steps[-1]:
             raise ValueError(f"{steps[-1]} steps were taken, {releases.steps.sum():g} are summed")
     if prior is not None:
-        _check_like("prior", prior, GaussianPrior(np.zeros(space.dim), np.zeros(space.dim)))
+        like = type(prior)(np.zeros(space.dim), np.zeros(space.dim))
+        _check_like("prior", prior, like)
     return SavedFit(plan, privacy, Trace(steps, params), space, family, releases, prior)
 
 

@@ -22,18 +22,18 @@ import operator
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, Float
 from numpyro.infer.autoguide import AutoGuide
 
 from dpvim import _validate
+from dpvim.compiling import jit_once
 from dpvim.estimator import default_width, width_schedule
-from dpvim.evidence import GaussianPrior
 from dpvim.family import FAMILIES, Family, Params
 from dpvim.infer import (
     Engine,
@@ -60,6 +60,9 @@ from dpvim.statement import NoPrivacy, PrivacyStatement
 from dpvim.trace import Trace, default_trace_every
 from dpvim.types import BudgetExceededError, NotForReleaseWarning
 from dpvim.variants import Variant, make_variant
+
+if TYPE_CHECKING:
+    from dpvim.evidence import GaussianPrior
 
 # Where the means start if nothing else is said: close to the middle of every support, but not
 # all alike, so that exchangeable parts of a model can part ways.
@@ -161,8 +164,7 @@ class DPSVI:
             init_params: Initial values by site name (in their supports); others are random.
         """
         self._read(args, kwargs)
-        key_loc, key_eta = jax.random.split(key)
-        loc = _INIT_LOC_SPREAD * jax.random.normal(key_loc, (self.family.dim,))
+        loc, key_eta = _random_start(key, self.family.dim)
         if init_params is not None:
             loc = self._override(loc, init_params)
         return self._engine.init(key_eta, loc, self._init_scale)
@@ -313,6 +315,8 @@ class DPSVI:
 
     def gaussian_prior(self) -> GaussianPrior:
         """Independent Gaussians that stand for the model's prior of the unconstrained latent."""
+        from dpvim.evidence import GaussianPrior
+
         keys = jax.random.split(jax.random.key(0), _PRIOR_DRAWS)
         return GaussianPrior.like(np.asarray(jax.vmap(self._ready()._bridged.draw_prior)(keys)))
 
@@ -439,6 +443,13 @@ class DPSVI:
                     f"init_params[{name!r}]: expected shape {expected}, got {np.shape(value)}."
                 )
         return space.unconstrain(space.constrain(loc) | init_params)
+
+
+@functools.partial(jit_once, static_argnames="dim")
+def _random_start(key: Array, dim: int) -> tuple[Float[Array, " d"], Array]:
+    """Means to start from, and a key for the draws eta."""
+    key_loc, key_eta = jax.random.split(key)
+    return _INIT_LOC_SPREAD * jax.random.normal(key_loc, (dim,)), key_eta
 
 
 def numpyro_params(family: Family, params: Params) -> dict[str, Array]:

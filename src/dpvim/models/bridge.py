@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
+from dpvim.compiling import jit_once
 from dpvim.estimator import Problem
 from dpvim.mechanism import Likelihood
 from dpvim.models.data import ModelInput
@@ -72,9 +73,9 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
         per_site = jax.vmap(jax.grad(log_prob_of_sites), in_axes=(None, 0))
         return space.pull_back(latent, per_site(space.constrain(latent), batch))
 
-    _refuse_mixing(jax.make_jaxpr(gradients)(jnp.zeros(space.dim), one_row).jaxpr)
     problem = Problem(space.dim, Likelihood.from_gradients(log_prob, gradients), log_prior)
     call = inputs.call
+    own_sum = None
     if hasattr(model, "clipped_sum_for"):
         structured: Any = model
         own_sum, own_prior = structured.clipped_sum_for(space), structured.log_prior_for(space)
@@ -84,6 +85,8 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
             problem = problem._replace(likelihood=likelihood, arrange=arrange)
         if own_prior is not None:
             problem = problem._replace(log_prior=own_prior)
+    if own_sum is None:
+        _refuse_mixing(jax.make_jaxpr(gradients)(np.zeros(space.dim, np.float32), one_row).jaxpr)
 
     def draw_prior(key: Array) -> Latent:
         sites = run.prior_draw(one_row, key)
@@ -124,28 +127,25 @@ class _Runner:
         self._model = model
         self._call = call
 
-    def trace(self, rows_of_data: Record, *, rows: int, key: int) -> dict[str, Any]:
-        """The sites of the model with latents somewhere in their supports."""
-        seeded = handlers.seed(self._model, rng_seed=key)
-        placed = handlers.substitute(seeded, substitute_fn=_somewhere(np.random.default_rng(key)))
-        return self._run(placed, rows_of_data, _RowPlates(rows))
+    def declared(
+        self, rows_of_data: Record, *, rows: int, moved: Scalar | float = 0.0
+    ) -> dict[str, _Declared]:
+        """The sites of the model with latents somewhere in their supports; `moved` moves them.
+
+        To be traced, not run: a model that is run operation by operation takes seconds to compile.
+        """
+        seeded = handlers.seed(self._model, rng_seed=0)
+        placed = handlers.substitute(seeded, substitute_fn=_somewhere(moved))
+        sites = self._run(placed, rows_of_data, _RowPlates(rows))
+        return {
+            name: _Declared.of(site)
+            for name, site in sites.items()
+            if site["type"] in ("sample", "param")
+        }
 
     def prior_draw(self, rows_of_data: Record, key: Array) -> dict[str, Any]:
         """The sites of the model with latents drawn from their priors."""
         return self._run(handlers.seed(self._model, rng_seed=key), rows_of_data, _RowPlates(1))
-
-    def latent_shapes(self, rows_of_data: Record, *, rows: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of the latent sites for this many rows; computes nothing."""
-
-        def latents() -> dict[str, Array]:
-            sites = self.trace(rows_of_data, rows=rows, key=0)
-            return {
-                name: jnp.asarray(site["value"])
-                for name, site in sites.items()
-                if site["type"] == "sample" and not site["is_observed"]
-            }
-
-        return {name: leaf.shape for name, leaf in jax.eval_shape(latents).items()}
 
     def log_probs(
         self, values: dict[str, Array], rows_of_data: Record, *, rows: int
@@ -166,8 +166,28 @@ class _Runner:
         return sites
 
 
-def _somewhere(rng: np.random.Generator) -> Callable[[dict[str, Any]], Array | None]:
+class _Declared(NamedTuple):
+    """What a model says about a site before anything is computed; latents have a support."""
+
+    is_param: bool
+    is_latent: bool
+    kind: str
+    shape: tuple[int, ...]
+    support: Any
+
+    @classmethod
+    def of(cls, site: dict[str, Any]) -> _Declared:
+        is_param = site["type"] == "param"
+        is_latent = not (is_param or site["is_observed"])
+        support = site["fn"].support if is_latent else None
+        return cls(
+            is_param, is_latent, type(site["fn"]).__name__, jnp.shape(site["value"]), support
+        )
+
+
+def _somewhere(moved: Scalar | float) -> Callable[[dict[str, Any]], Array | None]:
     """Values for latents, not drawn from their priors: that takes seconds to compile."""
+    rng = np.random.default_rng(7)
 
     def value(site: dict[str, Any]) -> Array | None:
         latent = site["type"] == "sample" and not site["is_observed"]
@@ -176,15 +196,9 @@ def _somewhere(rng: np.random.Generator) -> Callable[[dict[str, Any]], Array | N
         transform = biject_to(site["fn"].support)
         shape = site["fn"].shape(site["kwargs"].get("sample_shape", ()))
         raw = rng.normal(scale=0.5, size=transform.inverse_shape(shape))
-        return _apply(transform, raw.astype(np.float32))
+        return transform(raw.astype(np.float32) + moved)
 
     return value
-
-
-@jax.jit
-def _apply(transform: Any, raw: Array) -> Array:
-    """Compiled once for each kind of transform and shape."""
-    return transform(raw)
 
 
 class _RowPlates(numpyro.primitives.Messenger):
@@ -238,23 +252,25 @@ def _probes(records: list[Array]) -> list[_Probe]:
     def make_up(leaf: Array, floats: Callable[..., np.ndarray]) -> Array:
         is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
         values = (floats if is_float else coins)(size=(_PROBE_ROWS, *leaf.shape[1:]))
-        return jnp.asarray(values, leaf.dtype)
+        return jnp.asarray(values.astype(leaf.dtype))
 
     styles: list[Callable[..., np.ndarray]] = [rng.uniform, rng.normal, coins]
     return [_Probe([make_up(leaf, floats) for leaf in records]) for floats in styles]
 
 
 def _latent_space(run: _Runner, probes: list[_Probe]) -> LatentSpace:
-    few = run.trace(probes[0].rows(1), rows=1, key=7)
-    shapes_for_many = run.latent_shapes(probes[0].rows(_PROBE_ROWS), rows=_PROBE_ROWS)
+    few, elsewhere = _declared_twice(run, probes)
+    many: dict[str, _Declared] = {}
+    more_rows = probes[0].records
+    jax.eval_shape(lambda: many.update(run.declared(more_rows, rows=_PROBE_ROWS)))
     for name, site in few.items():
-        if site["type"] == "param":
+        if site.is_param:
             raise ModelError(
                 f"site {name!r}: expected sample sites only, got numpyro.param. Give it a prior "
                 "(numpyro.sample); what has no prior has no posterior."
             )
-    latent = [n for n, s in few.items() if s["type"] == "sample" and not s["is_observed"]]
-    if not any(s["type"] == "sample" and s["is_observed"] for s in few.values()):
+    latent = [name for name, site in few.items() if site.is_latent]
+    if len(latent) == len(few):
         raise ModelError(
             "the model has no observed site: expected numpyro.sample(..., obs=data), found none. "
             "Are the observations passed in (for instance y, not y=None)?"
@@ -262,26 +278,62 @@ def _latent_space(run: _Runner, probes: list[_Probe]) -> LatentSpace:
     if not latent:
         raise ModelError("the model has no latent site: expected a parameter with a prior.")
     for name in latent:
-        if few[name]["fn"].support.is_discrete:
+        if few[name].support.is_discrete:
             raise ModelError(
                 f"site {name!r}: expected a continuous latent, got a discrete one "
-                f"({type(few[name]['fn']).__name__}). Sum it out: with "
+                f"({few[name].kind}). Sum it out: with "
                 "numpyro.distributions.MixtureSameFamily, or by logsumexp in a numpyro.factor."
             )
-        one, many = jnp.shape(few[name]["value"]), shapes_for_many.get(name)
-        if one != many:
+        one, more = few[name].shape, many[name].shape if name in many else None
+        if one != more:
             raise ModelError(
                 f"site {name!r}: expected a latent shared by all records, got one that grows with "
-                f"them (shape {one} for 1 row, {many} for {_PROBE_ROWS}). Local latents are not "
+                f"them (shape {one} for 1 row, {more} for {_PROBE_ROWS}). Local latents are not "
                 "supported: integrate them out of the likelihood."
             )
-    others = run.trace(probes[1].rows(1), rows=1, key=8)
     # In the model's order, as NumPyro's automatic guides pack their latents.
-    return LatentSpace([_site(name, few[name], others[name]) for name in latent])
+    return LatentSpace([_site(name, few[name], elsewhere[name]) for name in latent])
 
 
-def _site(name: str, site: dict[str, Any], elsewhere: dict[str, Any]) -> Site:
-    supports = [s["fn"].support for s in (site, elsewhere)]
+def _declared_twice(
+    run: _Runner, probes: list[_Probe]
+) -> tuple[dict[str, _Declared], dict[str, _Declared]]:
+    """The sites as they are for one record and latent, and for others.
+
+    Bounds of the supports are all that is computed.
+    """
+    found: dict[str, _Declared] = {}
+
+    @jit_once
+    def bounds(moved: Scalar | float, rows: Record) -> dict[str, list[Array]]:
+        found.update(run.declared(rows, rows=1, moved=moved))
+        return {
+            name: [leaf for leaf in jax.tree.leaves(site.support) if _is_traced(leaf)]
+            for name, site in found.items()
+        }
+
+    def at(moved: float, probe: _Probe) -> dict[str, _Declared]:
+        values = bounds(moved, probe.rows(1))
+        return {
+            name: site._replace(support=_with_values(site.support, values[name]))
+            for name, site in found.items()
+        }
+
+    return at(0.0, probes[0]), at(0.25, probes[1])
+
+
+def _with_values(support: Any, values: list[Array]) -> Any:
+    """The support with values for those of its bounds that were traced."""
+    left = iter(values)
+    return jax.tree.map(lambda leaf: next(left) if _is_traced(leaf) else leaf, support)
+
+
+def _is_traced(leaf: Any) -> bool:
+    return isinstance(leaf, jax.core.Tracer)
+
+
+def _site(name: str, site: _Declared, elsewhere: _Declared) -> Site:
+    supports = [site.support, elsewhere.support]
     bounds = [jax.tree.leaves(support) for support in supports]
     if not all(np.array_equal(a, b) for a, b in zip(*bounds, strict=True)):
         raise ModelError(
@@ -289,8 +341,8 @@ def _site(name: str, site: dict[str, Any], elsewhere: dict[str, Any]) -> Site:
             "on the data. Write it on a fixed scale, for instance "
             "high * numpyro.sample('u', Uniform(0, 1))."
         )
-    shape = jnp.shape(site["value"])
-    return Site(name, shape, elementary(biject_to(supports[0])).inverse_shape(shape), supports[0])
+    raw_shape = elementary(biject_to(site.support)).inverse_shape(site.shape)
+    return Site(name, site.shape, raw_shape, site.support)
 
 
 class _Roles(NamedTuple):
@@ -351,7 +403,7 @@ def _site_totals(run: _Runner, space: LatentSpace, probes: list[_Probe]) -> list
     """Log-probability of every site for all probe rows at once and for each by itself."""
     latent = jnp.asarray(np.random.default_rng(1).normal(scale=0.3, size=space.dim), jnp.float32)
 
-    @jax.jit
+    @jit_once
     def totals(latent: Latent, records: Record) -> _Totals:
         values = space.constrain(latent)
         one_by_one = jax.vmap(

@@ -30,6 +30,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
@@ -171,11 +172,14 @@ class Mixture:
         def each(prior: dist.Distribution) -> dist.Distribution:
             return prior.expand([count]).to_event(1)
 
-        priors = {WEIGHTS: dist.Dirichlet(jnp.ones(count))} if count > 1 else {}
+        def flat(size: int) -> dist.Distribution:
+            return dist.Dirichlet(np.ones(size, np.float32))  # JAX would compile one for each size
+
+        priors = {WEIGHTS: flat(count)} if count > 1 else {}
         for column in self.predictors:
             name = column.name
             if levels := num_levels(column):
-                priors[f"{name}.probs"] = each(dist.Dirichlet(jnp.ones(levels)))
+                priors[f"{name}.probs"] = each(flat(levels))
             elif isinstance(column, CountColumn):
                 priors[f"{name}.standard_log_rate"] = each(dist.Normal(0, 1))
                 if column.overdispersed:
@@ -187,8 +191,8 @@ class Mixture:
         for column in self.nullable:
             priors[f"{column.name}.missing_prob"] = each(dist.Beta(1, 1))
         if self.response is not None:
-            scales = jnp.full(len(self.feature_names), self.prior_scale)
-            scales = scales.at[0].set(self.intercept_scale)
+            scales = np.full(len(self.feature_names), self.prior_scale, np.float32)
+            scales[0] = self.intercept_scale
             priors[f"{self.response.name}.coefficients"] = dist.Normal(0, scales).to_event(1)
             if self.outcome.has_noise:
                 priors[f"{self.response.name}.noise_scale"] = dist.LogNormal(*_LOG_SCALE_PRIOR)
