@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,10 +14,11 @@ from numpyro.infer import MCMC, NUTS
 
 import dpvim
 from dpvim import curvature, infer
+from dpvim.estimates import Estimate
 from dpvim.estimator import default_width, width_schedule
 from dpvim.evidence import GaussianPrior, departure_p_values, read
 from dpvim.plan import PrivacyPlan
-from dpvim.release_posterior import estimate_from_releases
+from dpvim.release_posterior import MixtureEstimate, estimate_from_releases
 from dpvim.releases import LARGEST_FULL_DIM, NUM_WINDOWS, ReleaseSums, collector
 
 RNG = np.random.default_rng(0)
@@ -366,6 +369,59 @@ def test_releases_take_no_window_and_need_noise():
         bare.posterior_at(noise_aware="releases")
 
 
+# -- which posterior a fit has by default --------------------------------------------------------
+
+
+def improper(X, y=None):
+    prior = dist.ImproperUniform(dist.constraints.real_vector, (), (3,))
+    w = numpyro.sample("w", prior)
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+
+def test_the_posterior_comes_from_the_releases(tmp_path):
+    fit = quick(num_steps=800, learning_rate=1e-2)
+    assert isinstance(fit.posterior.estimate, MixtureEstimate)
+    assert fit.posterior is fit.posterior_at(noise_aware="releases")
+    fit.save(tmp_path / "fit.npz", not_for_release=True)
+    again = dpvim.load(tmp_path / "fit.npz").posterior
+    np.testing.assert_allclose(again.loc, fit.posterior.loc, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::dpvim.ConvergenceWarning")
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: quick(variant="vanilla"),
+        lambda: quick(num_steps=8),
+        lambda: dpvim.fit_nonprivate(model, X, Y, sampling_prob=0.1, num_steps=64, seed=0),
+        lambda: dpvim.fit(improper, X, Y, noise_multiplier=5.0, delta=1e-5, num_steps=64, seed=0),
+        lambda: dataclasses.replace(quick(), session=None),
+    ],
+    ids=["other releases", "too short", "no noise", "no proper prior", "no prior in the file"],
+)
+def test_where_releases_cannot_tell_it_is_the_average_of_the_trace(other):
+    fit = other()
+    assert fit.posterior is fit.averaged
+    assert isinstance(fit.posterior.estimate, Estimate)
+
+
+def test_a_large_latent_has_the_average_of_the_trace():
+    def wide(X, y=None):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([LARGEST_FULL_DIM + 1]).to_event(1))
+        with numpyro.plate("records", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w[:3] + w.sum(), 1.0), obs=y)
+
+    fit = dpvim.fit(wide, X, Y, noise_multiplier=5.0, delta=1e-5, num_steps=1600, seed=0)
+    with pytest.warns(dpvim.ConvergenceWarning):
+        assert fit.posterior is fit.averaged
+    # and there is nothing to probe widely for
+    narrow = dpvim.fit(
+        wide, X, Y, noise_multiplier=5.0, delta=1e-5, num_steps=1600, seed=0, probe_width=1.0
+    )
+    np.testing.assert_array_equal(fit.trace.loc, narrow.trace.loc)
+
+
 # -- probing wider -------------------------------------------------------------------------------
 
 
@@ -409,6 +465,11 @@ def test_probes_are_wide_in_the_first_three_quarters():
     spread = np.einsum("wii->wi", sums.point_point) / count - (sums.point / count) ** 2
     ratio = np.sqrt(spread[:12].mean(axis=0) / spread[12:].mean(axis=0))
     np.testing.assert_allclose(ratio, default_width(num_examples=2000, dim=3), rtol=0.1)
+
+
+def test_variants_that_cannot_probe_elsewhere_have_a_width_of_one():
+    usual, given = (quick(variant="natural", probe_width=width) for width in ("auto", 1.0))
+    np.testing.assert_array_equal(usual.trace.loc, given.trace.loc)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def read(sums: ReleaseSums, plan: PrivacyPlan, prior: GaussianPrior) -> Reading:
     """
     sums = ReleaseSums(*(part[sums.steps > 1] for part in sums))
     dim, count = sums.dim, sums.steps
-    if count.sum() < 2 * (dim + len(count)) + 8:
+    if not sums.are_enough:
         raise ValueError(
             f"noise_aware='releases': {int(count.sum())} steps are too few for {dim} parameters."
         )

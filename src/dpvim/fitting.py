@@ -70,7 +70,7 @@ def fit(
     init_scale: float = 0.1,
     init_params: dict[str, Any] | None = None,
     scale_transform: str = "softplus",
-    probe_width: float | Literal["auto"] = 1.0,
+    probe_width: float | Literal["auto"] = "auto",
     trace_every: int | None = None,
     seed: int | None = None,
     progress: bool | None = None,
@@ -98,9 +98,10 @@ def fit(
         init_params: Initial values by site name; others start near the middle of their support.
         scale_transform: ``softplus`` or ``exp``.
         probe_width: How much wider than the approximation gradients are taken in the first three
-            quarters of the run, at least 1, or ``"auto"``. It costs no privacy and makes the
-            posterior from the releases narrower (docs/honest-posterior.md). For the aligned
-            variant.
+            quarters of the run, at least 1. It costs no privacy and makes the posterior from the
+            releases narrower (docs/honest-posterior.md). ``"auto"``: a quarter of the root of
+            records a parameter, 1 to 8; 1 for more than 128 parameters, and for variants that
+            cannot probe elsewhere.
         trace_every: Steps between snapshots. Default: about 2000 snapshots.
         seed: For tests and experiments: fixes all randomness, and with it undoes the privacy.
         progress: Show a progress bar. Default: if standard error is a terminal.

@@ -70,6 +70,12 @@ class ReleaseSums(NamedTuple):
         """Whether products of different coordinates were kept."""
         return self.point_point.ndim == 3
 
+    @property
+    def are_enough(self) -> bool:
+        """Whether there are more steps than lines through them could use up."""
+        counted = self.steps[self.steps > 1]
+        return bool(counted.sum() >= 2 * (self.dim + len(counted)) + 8)
+
     def then(self, later: ReleaseSums) -> ReleaseSums:
         """With the sums of other steps of the same run."""
         return ReleaseSums(*(a + b for a, b in zip(self, later, strict=True)))

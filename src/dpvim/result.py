@@ -18,7 +18,7 @@ from dpvim.estimates import estimate as estimate_posterior
 from dpvim.family import Family
 from dpvim.infer import State
 from dpvim.models.latent_space import LatentSpace
-from dpvim.plan import Plan
+from dpvim.plan import Plan, PrivacyPlan
 from dpvim.posterior import Posterior
 from dpvim.progress import wanted
 from dpvim.releases import ReleaseSums
@@ -62,14 +62,26 @@ class Fit:
 
     @functools.cached_property
     def posterior(self) -> Posterior:
-        """The averaged posterior that knows about the noise.
+        """What the run says about the parameters, with what its noise may have done.
 
-        Parameters that have not converged are announced with a `ConvergenceWarning`;
+        Inferred from the releases (docs/honest-posterior.md) where these can tell, that is for
+        private runs of the aligned variant with at most 128 parameters and proper priors; else
+        the average of the trace, `averaged`.
+
+        Parameters whose intervals are doubtful are announced with a `ConvergenceWarning`;
         `posterior.not_converged` and `posterior.summary()` name them.
+        """
+        return self._from_releases if self._releases_can_tell else self.averaged
+
+    @functools.cached_property
+    def averaged(self) -> Posterior:
+        """The average of the settled part of the trace, with the variance that noise gave it.
+
+        Parameters that have not converged are announced with a `ConvergenceWarning`.
         """
         found = self.posterior_at()
         if found.not_converged:
-            warnings.warn(_say_not_converged(found), ConvergenceWarning, stacklevel=3)
+            warnings.warn(_say_not_converged(found), ConvergenceWarning, stacklevel=4)
         return found
 
     def posterior_at(
@@ -79,7 +91,7 @@ class Fit:
         noise_aware: NoiseAwareness | Literal["matching", "releases"] = "matching",
         window: WindowRule = "auto",
     ) -> Posterior:
-        """Another posterior from the same run, at no cost.
+        """Another posterior from the same run, at no cost; by default that of the trace.
 
         Args:
             estimate: ``"average"`` of the window, or the ``"last"`` iterate.
@@ -110,6 +122,20 @@ class Fit:
         if self.saved_prior is not None:
             return self.saved_prior
         return self._session("the prior").svi.gaussian_prior()
+
+    @property
+    def _releases_can_tell(self) -> bool:
+        """Whether there are sums, with products of all coordinates, of a private run that is long
+        enough, and a prior."""
+        sums = self.releases
+        if sums is None or not isinstance(self.plan, PrivacyPlan):
+            return False
+        if not (sums.is_full and sums.are_enough):
+            return False
+        try:
+            return self.prior is not None
+        except (NotImplementedError, RuntimeError):  # improper, or not in the file
+            return False
 
     @functools.cached_property
     def _from_releases(self) -> Posterior:
@@ -173,7 +199,7 @@ class Fit:
         """The parameters as the run went on; see `dpvim.plots.plot_trace`."""
         from dpvim import plots
 
-        return plots.plot_trace(self.trace, self.posterior, self.family, **options)
+        return plots.plot_trace(self.trace, self.averaged, self.family, **options)
 
     def plot_posterior(self, **options: Any) -> Figure:
         """Means and intervals, with and without DP noise; see `dpvim.plots.plot_posterior`."""
@@ -185,7 +211,7 @@ class Fit:
         """How long the windows are, in their own terms; see `dpvim.plots.plot_convergence`."""
         from dpvim import plots
 
-        return plots.plot_convergence(self.trace, self.posterior, **options)
+        return plots.plot_convergence(self.trace, self.averaged, **options)
 
     def _session(self, what: str) -> Session:
         if self.session is None:

@@ -55,7 +55,7 @@ from dpvim.models.guides import family_name, guide_for, init_scale_of
 from dpvim.models.latent_space import LatentSpace
 from dpvim.plan import NonPrivatePlan, Plan, PrivacyPlan
 from dpvim.randomness import SecretStreams
-from dpvim.releases import ReleaseSums
+from dpvim.releases import LARGEST_FULL_DIM, ReleaseSums
 from dpvim.statement import NoPrivacy, PrivacyStatement
 from dpvim.trace import Trace, default_trace_every
 from dpvim.types import BudgetExceededError, NotForReleaseWarning
@@ -400,7 +400,9 @@ class DPSVI:
     def _width_at(self, dim: int) -> Callable[[Array], Array] | None:
         width = self._probe_width
         if width == "auto":
-            width = default_width(num_examples=self.plan.num_examples, dim=dim)
+            # Wide probes tell the curvature, which is inferred only if all products are kept.
+            few = dim <= LARGEST_FULL_DIM
+            width = default_width(num_examples=self.plan.num_examples, dim=dim) if few else 1.0
         return None if width == 1 else width_schedule(width, self.plan.num_steps)
 
     def _gather_and_step(
@@ -460,13 +462,14 @@ def numpyro_params(family: Family, params: Params) -> dict[str, Array]:
 
 def _check_probe_width(width: float | Literal["auto"], variant: Variant) -> float | Literal["auto"]:
     """A width of at least 1, for a variant whose releases can be taken anywhere."""
-    if width != "auto":
-        width = _validate.positive("probe_width", width, hint="Or 'auto'.")
-        if width < 1:
-            raise ValueError(
-                f"probe_width: expected at least 1, got {width:g}. 1 takes gradients where the "
-                "approximation is."
-            )
+    if width == "auto":
+        return "auto" if variant.releases_gradient else 1.0
+    width = _validate.positive("probe_width", width, hint="Or 'auto'.")
+    if width < 1:
+        raise ValueError(
+            f"probe_width: expected at least 1, got {width:g}. 1 takes gradients where the "
+            "approximation is."
+        )
     if width != 1 and not variant.releases_gradient:
         raise ValueError(
             f"probe_width: expected 1 for the variant {variant.name!r}, whose releases depend on "

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dpvim import plots
 from dpvim.models.mixture import Mixture
 from dpvim.plots import LARGEST_FOREST
 from dpvim.synthesis import pictures, words
@@ -20,11 +21,12 @@ _MOST_COEFFICIENTS = 40
 
 def model_content(twin: Twin) -> dict[str, Any]:
     """Posterior, trace and convergence."""
-    fit, posterior = twin.fit, twin.fit.posterior
+    fit, posterior = twin.fit, twin.fit.averaged
     settled, told = words.convergence(posterior)
     total = posterior.loc.size
     num_values = sum(math.prod(site.shape) for site in posterior.space.sites)
     each_has_a_row = num_values <= LARGEST_FOREST
+    height = 1 + 0.2 * num_values if each_has_a_row else 3.6
     return {
         "settled": settled,
         "told": told,
@@ -32,7 +34,7 @@ def model_content(twin: Twin) -> dict[str, Any]:
         "coefficients": _coefficients_content(twin),
         "starred": each_has_a_row and not settled,
         "posterior": Picture(
-            _uri(fit.plot_posterior(), height=1 + 0.2 * num_values if each_has_a_row else 3.6),
+            _uri(plots.plot_posterior(posterior), height=height),
             f"Posterior intervals of {num_values} values, with the part that is noise.",
         ),
         "trace": Picture(
@@ -74,10 +76,10 @@ def _coefficients(twin: Twin) -> pd.DataFrame | None:
     if not isinstance(model, Mixture) or model.response is None:
         return None
     site = f"{model.response.name}.coefficients"
-    ends = twin.fit.posterior.interval(0.9)[site]
+    ends = twin.fit.averaged.interval(0.9)[site]
     return pd.DataFrame(
         {
-            "estimate": twin.fit.posterior.mean[site],
+            "estimate": twin.fit.averaged.mean[site],
             "lower": ends[:, 0],
             "upper": ends[:, 1],
         },
