@@ -319,3 +319,12 @@ def test_membership_truncation_and_noise_have_streams_of_their_own(problem):
 
     infer.Supply(engine_of(problem), 50, Spy(1))
     assert sorted(asked) == ["membership", "noise", "truncation"]
+
+
+def test_draws_in_blocks_are_those_of_the_steps(problem):
+    engine = engine_of(problem)
+    state = start(engine)._replace(step=jnp.asarray(5, jnp.int32))
+    etas = infer._etas(engine.family, state, jnp.asarray(40), 70)
+    wanted = [infer.eta_for(engine.family, state.key, jnp.asarray(5 + i)) for i in range(40)]
+    np.testing.assert_allclose(etas[:40], np.stack(wanted), rtol=1e-5)
+    assert len(etas) >= 70

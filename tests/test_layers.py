@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,10 @@ def test_numpyro_and_pandas_stay_below_the_bridge(path):
 def test_accounting_needs_no_jax():
     for name in ("cache", "accounting", "plan", "statement"):
         assert "jax" not in imports_of(Path(f"{name}.py"))
+
+
+def test_what_a_fit_does_not_need_is_not_imported():
+    heavy = {"arviz", "dp_accounting", "matplotlib", "pandas", "rich", "scipy.stats", "statsmodels"}
+    code = f"import sys, dpvim; print(*({heavy} & sys.modules.keys()))"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout.split() == []

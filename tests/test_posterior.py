@@ -57,7 +57,7 @@ def fit(request):
 
 @pytest.fixture(scope="module")
 def posterior(fit):
-    return fit.posterior
+    return fit.averaged
 
 
 def test_statistics_agree_with_draws(posterior):
@@ -136,7 +136,7 @@ def test_parameters_that_have_not_converged_are_named(fit):
 def test_other_posteriors_from_the_same_trace(fit):
     last = fit.posterior_at("last")
     np.testing.assert_allclose(last.loc, fit.trace.loc[-1])
-    assert (last.dp_scale > fit.posterior.dp_scale).mean() > 0.7
+    assert (last.dp_scale > fit.averaged.dp_scale).mean() > 0.7
     plain = fit.posterior_at("last", noise_aware=None)
     np.testing.assert_array_equal(plain.dp_scale, 0)
     assert (plain.scale <= last.scale * (1 + 1e-6)).all()

@@ -42,6 +42,7 @@ _CHUNK_SECONDS = 0.5
 _CHUNK_BYTES = 64 * 2**20
 _LONGEST_CHUNK = 4096
 _FIRST_CHUNK = 16
+_ETA_BLOCK = 32
 # Vectorised runs work on so many numbers at a time, and are so many.
 _LANE_NUMBERS = 2**19
 _MOST_LANES = 16
@@ -407,8 +408,7 @@ def _run_chunk(
 
     How many steps there are is a value, not a shape, so that one compilation serves all chunks.
     """
-    numbers = state.step + jnp.arange(noise.shape[0])
-    etas = jax.vmap(functools.partial(eta_for, family, state.key))(numbers)
+    etas = _etas(family, state, bounds[-1], noise.shape[0])
 
     def one_step(i: Int[Array, ""], carried: tuple[State, Any]) -> tuple[State, Any]:
         state, kept = carried
@@ -426,6 +426,24 @@ def _run_chunk(
     kept = Info(empty, empty) if variant.releases_gradient else None
     (state, kept), seen = jax.lax.scan(one_segment, (state, kept), (bounds[:-1], bounds[1:]))
     return state, seen, kept
+
+
+def _etas(
+    family: Family, state: State, num_steps: Int[Array, ""], capacity: int
+) -> Float[Array, "capacity_or_more d"]:
+    """The draws of the next `num_steps` steps; zeros for others.
+
+    In blocks, so that a chunk that is not full does not wait for draws that nobody uses.
+    """
+
+    def draw_block(i: Int[Array, ""], etas: Array) -> Array:
+        numbers = state.step + i * _ETA_BLOCK + jnp.arange(_ETA_BLOCK)
+        block = jax.vmap(functools.partial(eta_for, family, state.key))(numbers)
+        return jax.lax.dynamic_update_slice_in_dim(etas, block, i * _ETA_BLOCK, 0)
+
+    blocks = -(-capacity // _ETA_BLOCK)
+    empty = jnp.zeros((blocks * _ETA_BLOCK, family.dim))
+    return jax.lax.fori_loop(0, -(-num_steps // _ETA_BLOCK), draw_block, empty)
 
 
 def _segments(start: int, length: int, trace_every: int, last: int) -> tuple[list[int], list[bool]]:
