@@ -29,7 +29,7 @@ from scipy import special
 
 import dpvim
 from dpvim.experiments import adult, population
-from dpvim.models.mixture import Rows
+from dpvim.models.mixture import Mixture
 from dpvim.synthesis.encoding import encode
 
 RESULTS = Path(__file__).parent / "results"
@@ -50,7 +50,8 @@ def of_the_mixture(epsilon: float, width: float, seed: int) -> Iterator[dict[str
         progress=False,
     )
     others = encode(population.simulate(NUM_NEW_ROWS, seed=seed + 1000), population.SCHEMA)
-    rows = Rows(others.values, others.missing)
+    assert isinstance(twin.model, Mixture)
+    rows = twin.model.batch_of(others.values, others.missing)
     for name in ("last", "average"):
         draws = twin.fit.posterior_at(name).sample(NUM_DRAWS, seed=0)
         each = [
