@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from dpvim.randomness import SecretStreams
-from dpvim.sampling import EMPTY, PoissonSampler
+from dpvim.sampling import EMPTY, PoissonSampler, _geometric
 
 
 def membership(*, rows=40, prob=0.2, steps=20_000, cap=None, seed=1, shuffled=False):
@@ -36,6 +36,18 @@ def test_marginal_rates(prob):
     assert stats.kstest(z, "norm").pvalue > 0.001
     # The test can tell: a tenth more or less is seen in every row's sum.
     assert abs(counts.sum() / (20_000 * 40 * prob) - 1) < 0.02
+
+
+@pytest.mark.parametrize("prob", [1e-9, 0.01, 0.3, 0.9, 1.0])
+def test_gaps_are_geometric(prob):
+    gaps = _geometric(np.random.default_rng(0), prob, 100_000)
+    assert gaps.min() >= 1  # no row twice
+    if prob <= 0.3:  # above, NumPy searches and does not invert
+        wanted = np.random.default_rng(0).geometric(prob, 100_000)
+        np.testing.assert_array_equal(gaps, wanted)
+    expected = 100_000 * prob * (1 - prob) ** np.arange(3)
+    found = [(gaps == gap).sum() for gap in (1, 2, 3)]
+    np.testing.assert_allclose(found, expected, atol=5 * np.sqrt(expected.max()) + 1e-9)
 
 
 def test_pairs_are_independent():

@@ -83,8 +83,18 @@ class PoissonSampler:
     def _extend_to(self, end: int) -> None:
         new = [self._places]
         while self._last_place < end:
-            gaps = self._gaps.geometric(self._sampling_prob, size=_BLOCK)
+            gaps = _geometric(self._gaps, self._sampling_prob, _BLOCK)
             places = self._last_place + np.cumsum(gaps)
             self._last_place = int(places[-1])
             new.append(places)
         self._places = np.concatenate(new)
+
+
+def _geometric(generator: np.random.Generator, prob: float, count: int) -> np.ndarray:
+    """Geometric(prob) numbers, 1 and more, by inversion: the whole part of an exponential variable.
+
+    As `generator.geometric` draws them, which takes a logarithm for each.
+    """
+    with np.errstate(divide="ignore"):  # prob 1 has an infinite rate: all gaps are 1
+        rate = -np.log1p(-prob)
+    return 1 + (generator.standard_exponential(count) / rate).astype(np.int64)
