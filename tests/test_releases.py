@@ -111,7 +111,7 @@ def test_sums_of_a_run_are_those_of_its_steps():
     """Step by step, with the same seed, by hand."""
     fit = quick(num_steps=64)
     plan, svi = fit.plan, fit.session.svi
-    by_hand = dpvim.DPSVI(model, "mean_field", svi._optimizer, plan, seed=0)
+    by_hand = dpvim.DPSVI(model, "mean_field", svi._optimizer, plan, seed=0, probe_width="auto")
     state = by_hand.init(jax.random.key(0), X, Y)
     point, gradient = np.zeros(3), np.zeros(3)
     for _ in range(64):
