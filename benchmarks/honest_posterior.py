@@ -14,6 +14,10 @@ are hardly informed by the data. Two questions:
 (dp part) over fits of one data set: how often does mean +- z x (added standard deviation alone)
     hold the non-private posterior mean?
 
+And for the model of large latents:
+
+(diagonal) the first question, for the releases without products of different coordinates.
+
 Posteriors: the last iterate with its own scales; the trace's average with its variance (`auto`);
 NA-DPVI (below); the releases. The first three probe as usual, the last one wider.
 
@@ -66,6 +70,7 @@ WELL_INFORMED = 0.2
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 TAILS = np.array([t for level in LEVELS for t in (0.5 - level / 2, 0.5 + level / 2)])
 METHODS = ("last iterate", "trace", "NA-DPVI", "releases")
+QUESTIONS = ("whole", "dp part", "diagonal")
 
 
 class Case(NamedTuple):
@@ -198,10 +203,22 @@ def na_dpvi(
 # -- cells ---------------------------------------------------------------------------------------
 
 
+def without_products(sums: ReleaseSums) -> ReleaseSums:
+    """What would have been kept of a large latent."""
+    diagonals = (np.einsum("wii->wi", part) for part in (sums.point_point, sums.point_gradient))
+    return sums._replace(**dict(zip(("point_point", "point_gradient"), diagonals, strict=True)))
+
+
 def posteriors(
-    narrow: Any, wide: Any, plan: Any, prior: GaussianPrior
+    runs: list[Any], plan: Any, prior: GaussianPrior
 ) -> Iterator[tuple[str, Estimate | MixtureEstimate]]:
-    """All posteriors of a data set, from a run that probes as usual and one that probes wider."""
+    """All posteriors of a data set, from a run that probes wider and one that probes as usual; the
+    diagonal one if there is no other run."""
+    wide, *others = runs
+    if not others:
+        yield "diagonal", estimate_from_releases(without_products(wide.releases), plan, prior)
+        return
+    narrow = others[0]
     family = mean_field(len(prior.loc))
     last = estimate(narrow.trace, family, estimate="last", noise_aware=None, window=1)
     yield "last iterate", last
@@ -224,7 +241,7 @@ def run_cell(cell: Cell, fits: int) -> pd.DataFrame:
     ).calibrate(epsilon=cell.epsilon, delta=DELTA)
     X, y = (np.stack([getattr(s, name) for s in sets]) for name in ("X", "y"))
     runs = []
-    for width in (1.0, "auto"):
+    for width in ("auto",) if cell.question == "diagonal" else ("auto", 1.0):
         svi = dpvim.DPSVI(
             model_of(case),
             "mean_field",
@@ -245,9 +262,9 @@ def run_cell(cell: Cell, fits: int) -> pd.DataFrame:
         )
     prior = GaussianPrior(np.zeros(dim), np.full(dim, case.prior_scale))
     frames = []
-    for i, (narrow, wide) in enumerate(zip(*runs, strict=True)):
+    for i, runs_of_one in enumerate(zip(*runs, strict=True)):
         data = sets[0 if one_data_set else i]
-        for method, found in posteriors(narrow, wide, plan, prior):
+        for method, found in posteriors(list(runs_of_one), plan, prior):
             ends = found.quantiles(TAILS)
             frames.append(
                 pd.DataFrame(
@@ -423,7 +440,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fits", type=int, default=60)
     parser.add_argument("--only", choices=CASES, default=None)
-    parser.add_argument("--question", choices=("whole", "dp part"), default=None)
+    parser.add_argument("--question", choices=QUESTIONS, default=None)
     parser.add_argument("--adult", action="store_true")
     parser.add_argument("--seeds", type=int, default=2, help="fits of Adult at each epsilon")
     parser.add_argument("--clip-bias", action="store_true", help="what the clip does to Adult")
@@ -448,7 +465,7 @@ def main() -> None:
         means = pd.concat(tables).groupby(["epsilon", "method"]).mean().drop(columns="seed")
         means.round(4).reset_index().to_csv(RESULTS / "honest_posterior_adult.csv", index=False)
         return
-    questions = [options.question] if options.question else ["whole", "dp part"]
+    questions = [options.question] if options.question else QUESTIONS
     for question in [] if options.table else questions:
         for case in [options.only] if options.only else CASES:
             for epsilon in EPSILONS:

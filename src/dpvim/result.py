@@ -79,10 +79,14 @@ class Fit:
 
         Parameters that have not converged are announced with a `ConvergenceWarning`.
         """
-        found = self.posterior_at()
+        found = self._of_the_trace
         if found.not_converged:
             warnings.warn(_say_not_converged(found), ConvergenceWarning, stacklevel=4)
         return found
+
+    @functools.cached_property
+    def _of_the_trace(self) -> Posterior:
+        return self.posterior_at()
 
     def posterior_at(
         self,
@@ -199,7 +203,7 @@ class Fit:
         """The parameters as the run went on; see `dpvim.plots.plot_trace`."""
         from dpvim import plots
 
-        return plots.plot_trace(self.trace, self.averaged, self.family, **options)
+        return plots.plot_trace(self.trace, self._of_the_trace, self.family, **options)
 
     def plot_posterior(self, **options: Any) -> Figure:
         """Means and intervals, with and without DP noise; see `dpvim.plots.plot_posterior`."""
@@ -211,7 +215,7 @@ class Fit:
         """How long the windows are, in their own terms; see `dpvim.plots.plot_convergence`."""
         from dpvim import plots
 
-        return plots.plot_convergence(self.trace, self.averaged, **options)
+        return plots.plot_convergence(self.trace, self._of_the_trace, **options)
 
     def _session(self, what: str) -> Session:
         if self.session is None:
