@@ -57,6 +57,7 @@ from dpvim.releases import ReleaseSums
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.lines import Line2D
 
 RESULTS = Path(__file__).parent / "results"
 NUM_ROWS, NUM_STEPS, SAMPLING_PROB, DELTA = 4000, 6000, 0.1, 1e-5
@@ -325,26 +326,35 @@ def draw_picture(table: pd.DataFrame, path: Path) -> None:
     chosen = table[(table.question == "whole") & (table.parameters == "all")]
     cases = [case for case in CASES if case in set(chosen["case"])]
     figure, axes = plt.subplots(
-        1, len(cases), figsize=(3.6 * len(cases), 4), sharey=True, layout="constrained"
+        2, 3, figsize=(9, 5.5), sharex=True, sharey=True, layout="constrained"
     )
-    for ax, case in zip(np.atleast_1d(axes), cases, strict=True):
+    colours = ("tab:gray", "tab:orange", "tab:green", "tab:blue")
+    markers = dict(zip(EPSILONS, "o^s", strict=True))
+    for ax, case in zip(axes.flat, cases, strict=False):
         ax.axhspan(0.87, 0.93, color="0.9")
         ax.axhline(0.9, color="black", linewidth=0.7)
-        for method, colour in zip(
-            METHODS, ("tab:gray", "tab:orange", "tab:green", "tab:blue"), strict=True
-        ):
+        for method, colour in zip(METHODS, colours, strict=True):
             line = chosen[(chosen["case"] == case) & (chosen.method == method)]
-            ax.plot(line["median width"], line["90%"], color=colour, linewidth=0.7, label=method)
-            for epsilon, marker in zip(EPSILONS, "o^s", strict=True):
+            ax.plot(line["median width"], line["90%"], color=colour, linewidth=1)
+            for epsilon, marker in markers.items():
                 point = line[line.epsilon == epsilon]
-                ax.plot(point["median width"], point["90%"], marker, color=colour, markersize=6)
-        ax.set_xscale("log")
-        ax.set_title(case)
-        ax.set_xlabel("median width / non-private")
-    np.atleast_1d(axes)[0].set_ylabel(
-        "90 % intervals that hold (circle, triangle, square:\nepsilon 0.3, 1, 4)"
-    )
-    np.atleast_1d(axes)[0].legend(fontsize=7)
+                ax.plot(point["median width"], point["90%"], marker, color=colour)
+        ax.set_title(f"{case.replace('-', ', d ', 1).replace('-', ', ')}", fontsize=10)
+    axes.flat[0].set(xscale="log", ylim=(0.2, 1.0))
+    axes.flat[0].set_xticks([1, 2, 5, 10], ["1", "2", "5", "10"])
+    axes.flat[0].minorticks_off()
+    key = [
+        Line2D([], [], color=colour, label=m) for m, colour in zip(METHODS, colours, strict=True)
+    ]
+    key += [
+        Line2D([], [], color="black", marker=marker, linestyle="", label=f"epsilon {epsilon:g}")
+        for epsilon, marker in markers.items()
+    ]
+    for ax in axes.flat[len(cases) :]:
+        ax.axis("off")
+        ax.legend(handles=key, loc="center", frameon=False)
+    figure.supxlabel("width over that without privacy (median)", fontsize=10)
+    figure.supylabel("share of 90 % intervals that hold the truth", fontsize=10)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
