@@ -116,6 +116,7 @@ def one_fit(
         sampling_prob=0.01,
         num_steps=steps,
         init_scale=1.0,
+        probe_width=1.0,  # as published
         seed=seed,
     )
     cpu = time.process_time() - began

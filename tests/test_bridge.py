@@ -316,6 +316,13 @@ def param_site(x):
     numpyro.sample("x", dist.Normal(w, scale), obs=x[:, 0])
 
 
+def support_by_difference(x):
+    a, b = (numpyro.sample(name, dist.Normal(0, 1)) for name in "ab")
+    w = numpyro.sample("w", dist.Uniform(0, jnp.exp(a - b)))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("x", dist.Normal(w, 1), obs=x[:, 0])
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -329,6 +336,7 @@ def param_site(x):
         (empirical_prior, "'w'.*does not depend on the data"),
         (prior_from_count, "'w'.*does not depend on the data"),
         (moving_support, "'w'.*fixed support"),
+        (support_by_difference, "'w'.*fixed support"),
         (param_site, "'scale'.*numpyro.param"),
     ],
 )

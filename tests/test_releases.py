@@ -422,6 +422,36 @@ def test_a_large_latent_has_the_average_of_the_trace():
     np.testing.assert_array_equal(fit.trace.loc, narrow.trace.loc)
 
 
+def test_a_run_that_has_not_arrived_says_so():
+    """Hardly an outcome is zero: the intercept is at 4.7, and the run ends long before."""
+    rng = np.random.default_rng(3)
+    outcome = (rng.random(2000) < 0.991).astype(np.float32)
+
+    def intercept(y=None):
+        a = numpyro.sample("a", dist.Normal(0, 5))
+        with numpyro.plate("records", len(y)):
+            numpyro.sample("y", dist.Bernoulli(logits=a * jnp.ones(len(y))), obs=y)
+
+    fit = dpvim.fit(intercept, outcome, epsilon=1.0, delta=1e-5, num_steps=1000, seed=0)
+    with pytest.warns(dpvim.ConvergenceWarning, match="has not arrived") as caught:
+        posterior = fit.posterior
+    assert posterior.not_converged == ["a"]
+    assert caught[0].filename == __file__
+
+
+def test_a_few_windows_do_not_divide_by_nothing():
+    """As many coordinates and windows as there are steps to tell the noise from."""
+    dim, steps = 12, 64
+    plan = plan_of(num_steps=steps * 4)
+    rng = np.random.default_rng(0)
+    sums = ReleaseSums.zeros(dim)
+    points, noise = 0.1 * rng.normal(size=(steps, dim)), rng.normal(size=(steps, dim))
+    gradients = -100.0 * points + plan.noise_stddev / plan.sampling_prob * noise
+    collector(sums, plan)(0, steps, points, gradients * plan.sampling_prob)
+    reading = read(sums, plan, GaussianPrior(np.zeros(dim), np.ones(dim)))
+    assert np.isfinite(reading.evidence.noise).all()
+
+
 # -- probing wider -------------------------------------------------------------------------------
 
 

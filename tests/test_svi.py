@@ -35,6 +35,13 @@ def test_a_loop_of_updates_is_a_run():
         np.testing.assert_allclose(value, result.params[name], rtol=1e-5, atol=1e-6)
 
 
+def test_init_can_be_compiled_within_another_program():
+    svi = svi_of(seed=1)
+    usual = svi.init(jax.random.key(0), X, Y)
+    compiled = jax.jit(lambda key: svi.init(key, X, Y))(jax.random.key(0))
+    np.testing.assert_allclose(compiled.params.loc, usual.params.loc, rtol=1e-6)
+
+
 def test_what_update_releases_has_the_noise_of_the_plan():
     """Records without a gradient: the release is the noise, all of it and nothing else."""
     plan = dpvim.PrivacyPlan(

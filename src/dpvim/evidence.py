@@ -37,6 +37,8 @@ LOG_SPREAD = 2.0
 # gamma, and the share of N that D may reach before a window is no longer looked at.
 _SKEWNESS = 0.2
 _FURTHEST = 0.5
+# Residuals that are fewer say nothing about their variance.
+_FEWEST_LEFT = 8
 # The share of a run's windows that tells where it ended up.
 _LAST_SHARE = 0.25
 _LOW = float(stats.norm.cdf(-1))
@@ -97,6 +99,7 @@ class Reading(NamedTuple):
         distance: D by window.
         used: Which windows are looked at.
         rough_curvature: A first guess at the curvature of each coordinate by itself.
+        last_spread: How far from r the points of the last windows were, by coordinate.
     """
 
     evidence: Evidence
@@ -105,6 +108,7 @@ class Reading(NamedTuple):
     distance: Float[np.ndarray, " windows"]
     used: Bool[np.ndarray, " windows"]
     rough_curvature: Float[np.ndarray, " d"]
+    last_spread: Float[np.ndarray, " d"]
 
 
 def read(sums: ReleaseSums, plan: PrivacyPlan, prior: GaussianPrior) -> Reading:
@@ -151,7 +155,9 @@ def read(sums: ReleaseSums, plan: PrivacyPlan, prior: GaussianPrior) -> Reading:
         prior_variance=np.square(prior.scale),
     )
     steps = int(count[used].sum())
-    return Reading(evidence, reference, steps, distance, used, curvature)
+    squares = np.square(x - reference) + spread
+    last_spread = np.sqrt(np.average(squares[last], axis=0, weights=count[last]))
+    return Reading(evidence, reference, steps, distance, used, curvature, last_spread)
 
 
 def departure_p_values(reading: Reading, curvature: np.ndarray) -> Float[np.ndarray, " d"]:
@@ -196,6 +202,8 @@ def _noise_variance(
         explained = np.square(xg) / np.maximum(xx, np.finfo(float).tiny)
         left = (count - 1).sum() - 1
     known = (plan.noise_stddev / plan.sampling_prob) ** 2
+    if left < _FEWEST_LEFT:
+        return np.full(len(gg), known)
     return np.maximum(known, (gg - explained) / left)
 
 

@@ -162,7 +162,8 @@ def fit_nonprivate(
 ) -> Fit:
     """The same optimisation without clip and noise: a baseline, NOT PRIVATE.
 
-    The arguments are those of `fit`, without the ones that are a matter of privacy.
+    The arguments are those of `fit`, without the ones that are a matter of privacy; gradients are
+    taken where the approximation is (``probe_width=1``) unless told.
     """
 
     def make_plan(num_rows: int, dim: int) -> NonPrivatePlan:

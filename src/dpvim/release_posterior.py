@@ -6,6 +6,7 @@ docs/honest-posterior.md explains both. All of it is post-processing of DP outpu
 
 from __future__ import annotations
 
+import warnings
 from typing import NamedTuple
 
 import jax
@@ -18,10 +19,16 @@ from dpvim.curvature import Components, Effort, posterior_components
 from dpvim.evidence import GaussianPrior, departure_p_values, read
 from dpvim.plan import Plan, PrivacyPlan
 from dpvim.releases import ReleaseSums
+from dpvim.types import ConvergenceWarning
 
 # A coordinate whose windows disagree by more than noise and the departures that the model allows
 # for, at this level (shared among coordinates), is reported.
 _TEST_LEVEL = 1e-3
+# So many times further from where the run ended than its points and the posterior reach: the run
+# has not arrived, and a line from where it is says nothing about where it would.
+_FURTHEST = 4.0
+# A sampler with a larger ratio of total to within-chain spread has not mixed.
+_LARGEST_R_HAT = 1.2
 _BISECTIONS = 60
 
 
@@ -33,7 +40,7 @@ class MixtureEstimate(NamedTuple):
         factors: Their standard deviations [m, d], or Cholesky factors [m, d, d].
         dp_scale: Standard deviation that the noise of the run adds to each coordinate.
         windows: Snapshots spanned by the steps that were looked at; a coordinate counts as
-            converged where they agree with a quadratic log-likelihood.
+            converged where they agree with a quadratic log-likelihood and the run has arrived.
         p_values: By coordinate, of the test that they do.
     """
 
@@ -130,15 +137,25 @@ def estimate_from_releases(
         )
     reading = read(sums, plan, prior)
     found: Components = posterior_components(reading.evidence, effort=effort)
+    if found.r_hat > _LARGEST_R_HAT:
+        warnings.warn(
+            f"the sampler of the curvature has not mixed (R-hat {found.r_hat:.2f}): intervals are "
+            "rough. Fewer parameters, or fit.averaged, avoid it.",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
     p_values = departure_p_values(reading, found.curvature)
-    converged = p_values >= _TEST_LEVEL / sums.dim
     lengths = np.full(sums.dim, reading.steps // snapshot_steps + 1)
     estimate = MixtureEstimate(
         found.loc + reading.reference,
         found.factor,
         np.zeros(sums.dim),
-        Windows(lengths, converged),
+        Windows(lengths, np.ones(sums.dim, bool)),
         p_values,
     )
+    reach = np.hypot(estimate.scale, reading.last_spread)
+    arrived = np.abs(estimate.loc - reading.reference) <= _FURTHEST * reach
+    converged = arrived & (p_values >= _TEST_LEVEL / sums.dim)
+    estimate = estimate._replace(windows=Windows(lengths, converged))
     added = np.maximum(0.0, estimate.scale**2 - found.spread_without_noise)
     return estimate._replace(dp_scale=np.sqrt(added))

@@ -13,7 +13,7 @@ from jaxtyping import Array
 from numpyro.infer.autoguide import AutoGuide
 
 from dpvim import saving
-from dpvim.estimates import EstimateName, NoiseAwareness, WindowRule
+from dpvim.estimates import Estimate, EstimateName, NoiseAwareness, WindowRule
 from dpvim.estimates import estimate as estimate_posterior
 from dpvim.family import Family
 from dpvim.infer import State
@@ -65,13 +65,17 @@ class Fit:
         """What the run says about the parameters, with what its noise may have done.
 
         Inferred from the releases (docs/honest-posterior.md) where these can tell, that is for
-        private runs of the aligned variant with at most 128 parameters and proper priors; else
-        the average of the trace, `averaged`.
+        private runs of the aligned variant that are not too short, with at most 128 parameters
+        and proper priors; else the average of the trace, `averaged`. What the releases tell is
+        local: for models with several modes (mixtures) take `averaged`, and `probe_width=1`.
 
         Parameters whose intervals are doubtful are announced with a `ConvergenceWarning`;
         `posterior.not_converged` and `posterior.summary()` name them.
         """
-        return self._from_releases if self._releases_can_tell else self.averaged
+        found = self._from_releases if self._releases_can_tell else self._of_the_trace
+        if found.not_converged:
+            warnings.warn(_say_doubtful(found), ConvergenceWarning, stacklevel=3)
+        return found
 
     @functools.cached_property
     def averaged(self) -> Posterior:
@@ -81,7 +85,7 @@ class Fit:
         """
         found = self._of_the_trace
         if found.not_converged:
-            warnings.warn(_say_not_converged(found), ConvergenceWarning, stacklevel=4)
+            warnings.warn(_say_doubtful(found), ConvergenceWarning, stacklevel=3)
         return found
 
     @functools.cached_property
@@ -112,7 +116,10 @@ class Fit:
                     "noise_aware='releases' does not look at the trace: leave out estimate= and "
                     "window=."
                 )
-            return self._from_releases
+            inferred = self._from_releases
+            if inferred.not_converged:
+                warnings.warn(_say_doubtful(inferred), ConvergenceWarning, stacklevel=2)
+            return inferred
         if noise_aware == "matching":
             noise_aware = "iterate" if estimate == "last" else "average"
         found = estimate_posterior(
@@ -136,9 +143,11 @@ class Fit:
             return False
         if not (sums.is_full and sums.are_enough):
             return False
+        if self.saved_prior is None and self.session is None:
+            return False
         try:
             return self.prior is not None
-        except (NotImplementedError, RuntimeError):  # improper, or not in the file
+        except NotImplementedError:  # improper
             return False
 
     @functools.cached_property
@@ -152,10 +161,7 @@ class Fit:
 
         every = self.trace.every
         found = estimate_from_releases(self.releases, self.plan, self.prior, snapshot_steps=every)
-        posterior = Posterior(found, self.space, every, self.privacy.to_dict())
-        if posterior.not_converged:
-            warnings.warn(_say_not_quadratic(posterior), ConvergenceWarning, stacklevel=4)
-        return posterior
+        return Posterior(found, self.space, every, self.privacy.to_dict())
 
     @property
     def interrupted(self) -> bool:
@@ -283,14 +289,20 @@ def _named(names: list[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
-def _say_not_quadratic(posterior: Posterior) -> str:
+def _say_doubtful(posterior: Posterior) -> str:
+    of_the_trace = isinstance(posterior.estimate, Estimate)
+    return (_say_not_converged if of_the_trace else _say_not_told)(posterior)
+
+
+def _say_not_told(posterior: Posterior) -> str:
     names = posterior.not_converged
     return (
-        f"the released gradients of {len(names)} of {posterior.loc.size} parameters do not lie on "
-        f"one line within their noise: {_named(names)}. The log-likelihood is not close to a "
-        "quadratic over what the run has seen, and the intervals of these parameters may be off. "
-        "Probe less wide (probe_width=1), take a smaller learning rate, or start closer to the "
-        "answer (init_params)."
+        f"the released gradients do not tell {len(names)} of {posterior.loc.size} parameters: "
+        f"{_named(names)}. They do not lie on one line within their noise, or the line leads "
+        "further away than the run has been: it has not arrived, or the log-likelihood is not "
+        "close to a quadratic there. The intervals of these parameters may be far off. "
+        "Take more steps or a larger learning rate if the trace is still on its way, start closer "
+        "to the answer (init_params), or probe less wide (probe_width=1)."
     )
 
 

@@ -93,7 +93,8 @@ class PoissonSampler:
 def _geometric(generator: np.random.Generator, prob: float, count: int) -> np.ndarray:
     """Geometric(prob) numbers, 1 and more, by inversion: the whole part of an exponential variable.
 
-    As `generator.geometric` draws them, which takes a logarithm for each.
+    For probabilities below a third `generator.geometric` draws the same numbers, with a logarithm
+    for each.
     """
     with np.errstate(divide="ignore"):  # prob 1 has an infinite rate: all gaps are 1
         rate = -np.log1p(-prob)

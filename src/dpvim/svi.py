@@ -102,8 +102,8 @@ class DPSVI:
         scale_transform: ``"softplus"`` or ``"exp"``.
         init_scale: Standard deviation that the approximation starts with; a guide brings its own.
         probe_width: How much wider than the approximation gradients are taken in the first three
-            quarters of the plan's steps, or ``"auto"``; see `dpvim.estimator`. For the aligned
-            variant.
+            quarters of the plan's steps, or ``"auto"`` as in `dpvim.fit`; see `dpvim.estimator`.
+            For the aligned variant.
         seed: For tests only: fixes batches and noise, and with them undoes the privacy.
 
     Guarantees:

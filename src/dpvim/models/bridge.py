@@ -130,7 +130,8 @@ class _Runner:
     def declared(
         self, rows_of_data: Record, *, rows: int, moved: Scalar | float = 0.0
     ) -> dict[str, _Declared]:
-        """The sites of the model with latents somewhere in their supports; `moved` moves them.
+        """The sites of the model with latents somewhere in their supports; `moved` moves them,
+        each in a direction of its own.
 
         To be traced, not run: a model that is run operation by operation takes seconds to compile.
         """
@@ -195,8 +196,8 @@ def _somewhere(moved: Scalar | float) -> Callable[[dict[str, Any]], Array | None
             return None
         transform = biject_to(site["fn"].support)
         shape = site["fn"].shape(site["kwargs"].get("sample_shape", ()))
-        raw = rng.normal(scale=0.5, size=transform.inverse_shape(shape))
-        return transform(raw.astype(np.float32) + moved)
+        raw, direction = rng.normal(scale=0.5, size=(2, *transform.inverse_shape(shape)))
+        return transform(raw.astype(np.float32) + moved * direction.astype(np.float32))
 
     return value
 
@@ -319,7 +320,7 @@ def _declared_twice(
             for name, site in found.items()
         }
 
-    return at(0.0, probes[0]), at(0.25, probes[1])
+    return at(0.0, probes[0]), at(1.0, probes[1])
 
 
 def _with_values(support: Any, values: list[Array]) -> Any:
