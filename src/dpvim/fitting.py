@@ -87,7 +87,8 @@ def fit(
         variant: ``aligned``, ``vanilla``, ``natural``, ``preconditioned``, ``aligned_natural``.
         family: ``mean_field``, ``full_rank``, or NumPyro's AutoDiagonalNormal or
             AutoMultivariateNormal.
-        clip_norm: Largest norm C of one record's gradient; must not be taken from the data.
+        clip_norm: Largest norm C of one record's gradient; must not be taken from the data. Longer
+            ones are shortened, a bias that no interval shows: choose one that few records reach.
         sampling_prob: Probability q that a record is in a batch. Default: about 2^19 / d records,
             all of them if that is half of the data.
         num_steps, num_epochs: Length of the run; an epoch is 1/q steps. Default: 10 000 steps.
