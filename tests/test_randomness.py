@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import numpy as np
-from randomgen import ChaCha
+import pytest
+from randomgen import AESCounter
 
 from dpvim.randomness import SecretStreams, fresh_key
 
@@ -10,18 +11,38 @@ def first(streams, purpose):
     return streams.generator(purpose).standard_normal(8)
 
 
-def test_chacha20_known_answer():
-    """The generator is ChaCha20: keystream of the all-zero key and counter (RFC 8439, A.1 #1)."""
-    words = ChaCha(key=0, rounds=20).random_raw(8)
+def blocks_of(key, counter, count):
+    """So many blocks of the generator's output, in hexadecimal numbers."""
+    words = AESCounter(key=_number(key), counter=_number(counter)).random_raw(2 * count)
     stream = np.asarray(words, dtype="<u8").tobytes().hex()
-    assert stream.startswith("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")
+    return [stream[32 * i : 32 * (i + 1)] for i in range(count)]
 
 
-def test_streams_are_chacha20():
+def _number(block):
+    return int.from_bytes(bytes.fromhex(block), "little")
+
+
+def test_aes_known_answers():
+    """The generator is AES-128: the example of FIPS 197, appendix C.1, and a key of zeros."""
+    (block,) = blocks_of("000102030405060708090a0b0c0d0e0f", "00112233445566778899aabbccddeeff", 1)
+    assert block == "69c4e0d86a7b0430d8cdb78070b4c55a"
+    (block,) = blocks_of("00" * 16, "00" * 16, 1)
+    assert block == "66e94bd4ef8a2c3b884cfa59ca342b2e"
+
+
+def test_every_block_has_a_counter_of_its_own():
+    """All 128 bits of it count, across the carry in the middle and back to zero at the end."""
+    key = "2b7e151628aed2a6abf7158809cf4f3c"
+    for first in (0, 2**64 - 3, 2**128 - 3):
+        counters = [((first + i) % 2**128).to_bytes(16, "little").hex() for i in range(9)]
+        one_by_one = [blocks_of(key, counter, 1)[0] for counter in counters]
+        assert blocks_of(key, counters[0], 9) == one_by_one
+        assert len(set(one_by_one)) == 9
+
+
+def test_streams_are_aes():
     for streams in (SecretStreams(), SecretStreams(1)):
-        source = streams.generator("noise").bit_generator
-        assert isinstance(source, ChaCha)
-        assert source.state["state"]["rounds"] == 20
+        assert isinstance(streams.generator("noise").bit_generator, AESCounter)
 
 
 def test_unseeded_streams_are_all_different():
@@ -29,19 +50,21 @@ def test_unseeded_streams_are_all_different():
     assert len({draw.tobytes() for draw in draws}) == 20
 
 
-def test_every_unseeded_generator_has_a_key_of_its_own(monkeypatch):
-    keys = []
+@pytest.mark.parametrize("seed", [None, 1])
+def test_every_generator_has_key_and_counter_of_its_own(monkeypatch, seed):
+    secrets = []
 
-    def spy(*, key, rounds):
-        keys.append(key)
-        return ChaCha(key=key, rounds=rounds)
+    def spy(*, key, counter):
+        secrets.extend([key, counter])
+        return AESCounter(key=key, counter=counter)
 
-    monkeypatch.setattr("dpvim.randomness.ChaCha", spy)
-    streams = SecretStreams()
+    monkeypatch.setattr("dpvim.randomness.AESCounter", spy)
+    streams = SecretStreams(seed)
     for purpose in ("membership", "truncation", "noise"):
         streams.generator(purpose)
-    assert len(set(keys)) == 3
-    assert all(key.bit_length() > 200 for key in keys)  # 256 random bits; 1 in 2^56 is shorter
+    assert len(set(secrets)) == 6
+    # 128 random bits; 1 in 2^56 is shorter
+    assert all(72 < number.bit_length() <= 128 for number in secrets)
 
 
 def test_purposes_seeds_and_starts_have_streams_of_their_own():

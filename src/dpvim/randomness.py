@@ -1,8 +1,9 @@
 """The random numbers that protect privacy: a cryptographic generator on the host.
 
-Batch membership and noise come from ChaCha20 under NumPy's `Generator`, keyed with 256 bits from
-the operating system, one key for each purpose. What does not protect privacy (the draws eta,
-initial values, posterior draws) comes from `jax.random`.
+Batch membership and noise come from AES-128 in counter mode under NumPy's `Generator`. Key and
+first counter are 256 bits from the operating system, others for each purpose. (Processors have
+instructions for AES: a normal takes half as long as with ChaCha20.) What does not protect privacy
+(the draws eta, initial values, posterior draws) comes from `jax.random`.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ import secrets
 
 import jax
 import numpy as np
-from randomgen import ChaCha
+from randomgen import AESCounter
 
 
 class SecretStreams:
     """Hands out independent cryptographic generators, one for each named purpose.
 
     Args:
-        seed: For tests and experiments only: keys are then derived from it by SHA-256, and
-            whoever knows it can take the noise away.
+        seed: For tests and experiments only: keys and counters are then derived from it by
+            SHA-256, and whoever knows it can take the noise away.
         start_step: Where the run starts. A continued run derives other keys, so that no noise is
             ever used twice.
         run: Number of the run among those of one seed; every run derives keys of its own.
 
     Guarantees:
-        Without a seed every generator has a fresh 256-bit key from the operating system, which
-        exists nowhere but in the generator.
+        Without a seed every generator has a fresh key and first counter from the operating system,
+        128 bits each, which exist nowhere but in the generator.
     """
 
     def __init__(self, seed: int | None = None, *, start_step: int = 0, run: int = 0) -> None:
@@ -35,9 +36,11 @@ class SecretStreams:
         self._place = f"{start_step}/{run}"
 
     def generator(self, purpose: str) -> np.random.Generator:
-        return np.random.Generator(ChaCha(key=self._key(purpose), rounds=20))
+        counter, key = divmod(self._secret(purpose), 2**128)
+        return np.random.Generator(AESCounter(key=key, counter=counter))
 
-    def _key(self, purpose: str) -> int:
+    def _secret(self, purpose: str) -> int:
+        """256 bits."""
         if self._seed is None:
             return secrets.randbits(256)
         text = f"dpvim/{purpose}/{self._place}/{self._seed}".encode()

@@ -123,7 +123,10 @@ class Regression:
     def batch_of(self, X: Any, y: Any = None) -> _Batch:
         """The arguments of the model, as the clipped sum takes them."""
         X = jnp.asarray(X, jnp.float32)
-        return _Batch(X, jnp.asarray(y, jnp.float32), _squared_norms(_rows_of(X, None)))
+        is_usable = jnp.isfinite(X).all(axis=1)
+        X = jnp.where(is_usable[:, None], clamp(X), 0.0)
+        squares = jnp.where(is_usable, _squared_norms(X), jnp.nan)
+        return _Batch(X, jnp.asarray(y, jnp.float32), squares)
 
     def clipped_sum_for(self, space: LatentSpace) -> ClippedSum:
         """One product for each entry of X instead of a gradient for each record."""
@@ -156,9 +159,10 @@ class Regression:
         def all_alike(name: str) -> Float[Array, "batch 1"]:
             return jnp.broadcast_to(scale.get(name, 1.0), (is_padding.size, 1))
 
-        groups = {"coefficients": _rows_of(batch.X, scale.get("coefficients"))}
-        # Ones for weights: the norms do not change from step to step.
-        squares = batch.squares if scales is None else _squared_norms(groups["coefficients"])
+        groups, squares = {"coefficients": batch.X}, batch.squares
+        if scales is not None:  # without weights the norms do not change from step to step
+            groups["coefficients"] = clamp(batch.X * scale["coefficients"])
+            squares = jnp.where(jnp.isnan(squares), jnp.nan, _squared_norms(groups["coefficients"]))
         if self.intercept:
             groups["intercept"] = all_alike("intercept")
             squares = squares + groups["intercept"][:, 0] ** 2
@@ -169,13 +173,9 @@ class Regression:
             numbers["noise_scale"] = score.noise
             norms = jnp.hypot(norms, jnp.abs(score.noise) * groups["noise_scale"][:, 0])
         factors = factors_of(norms, is_padding, bound)
-        counts = factors > 0  # of the others, a number or a row may not be finite
+        # A number may not be finite where the factor is zero; rows are.
         sums = {
-            name: _sum(
-                jnp.where(counts, factors * numbers[name], 0.0),
-                jnp.where(counts[:, None], rows, 0.0),
-                bound,
-            )
+            name: _sum(jnp.where(factors > 0, factors * numbers[name], 0.0), rows, bound)
             for name, rows in groups.items()
         }
         with jax.enable_x64(True):
@@ -184,18 +184,15 @@ class Regression:
 
 
 class _Batch(NamedTuple):
-    """Records, and the squared norms of their covariates; NaN if one of those is not finite."""
+    """Records, and the squared norms of their covariates.
+
+    A record with a covariate that is not finite has zeros for covariates and NaN for a norm, which
+    takes it out.
+    """
 
     X: Float[Array, "batch m"]
     y: Float[Array, " batch"]
     squares: Float[Array, " batch"]
-
-
-def _rows_of(
-    X: Float[Array, "batch m"], scale: Float[Array, " m"] | None
-) -> Float[Array, "batch m"]:
-    """Weighted covariates; NaN for those not finite, which takes a record out."""
-    return jnp.where(jnp.isfinite(X), clamp(X if scale is None else X * scale), jnp.nan)
 
 
 def _squared_norms(rows: Float[Array, "batch m"]) -> Float[Array, " batch"]:
