@@ -42,8 +42,6 @@ Tree = TypeVar("Tree")
 # Components are clamped before squaring; 1e25 squared is infinite in single precision. Squares
 # that underflow (components below 1e-19) hide far less than any clip norm's margin.
 _LARGEST_COMPONENT = 1e15
-# Accelerators would otherwise round the operands to ten bits, and the bound would not hold.
-_PRECISION = jax.lax.Precision.HIGHEST
 # Rows are rounded to 2^20 levels up to the clip norm, so that 2^10 of them sum within 32 bits.
 _ROW_LEVELS = 2**20
 _BLOCK_ROWS = 2**10
@@ -103,7 +101,7 @@ def clip_factors(rows: Float[Array, "batch d"], bound: float) -> Float[Array, " 
         ``factor * |h|`` is at most `bound`, but for the rounding that `Lattice` allows for. A row
         of zeros has factor 1.
     """
-    squared_norms = jnp.matmul(rows * rows, jnp.ones(rows.shape[1]), precision=_PRECISION)
+    squared_norms = jnp.sum(rows * rows, axis=1)
     return jnp.minimum(1.0, bound / jnp.sqrt(squared_norms))
 
 

@@ -196,6 +196,7 @@ class _Batch(NamedTuple):
 
 
 def _squared_norms(rows: Float[Array, "batch m"]) -> Float[Array, " batch"]:
+    # A product, not a sum over the row, which would be fused with what makes the rows, and slow.
     return jnp.matmul(rows**2, jnp.ones(rows.shape[1]), precision=PRECISION)
 
 
