@@ -29,6 +29,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy import optimize
 
+from dpvim.compiling import jit_quickly
 from dpvim.definite import inverse_and_log_det
 from dpvim.evidence import LOG_SPREAD, Evidence
 
@@ -141,7 +142,7 @@ def _level(h: Array, evidence: Evidence) -> tuple[Array, Array, Array]:
     return mean, precision, -0.5 * jnp.einsum("jvw,vj,wj->", evidence.weight, gap, gap)
 
 
-@jax.jit
+@jit_quickly
 def _theta_given(
     flats: Float[Array, "m k"], evidence: Evidence
 ) -> tuple[Array, Array, Array, Array]:
@@ -174,7 +175,7 @@ def _full_components(evidence: Evidence, key: Array, effort: Effort) -> Componen
     return Components(loc, factor, exact, h, r_hat)
 
 
-_value_and_grad = jax.jit(jax.value_and_grad(lambda flat, e: -log_density(flat, e)))
+_value_and_grad = jit_quickly(jax.value_and_grad(lambda flat, e: -log_density(flat, e)))
 
 
 def _find_mode(evidence: Evidence) -> Array:
@@ -198,12 +199,12 @@ def _preconditioner(mode: Array, evidence: Evidence) -> Array:
     return 1 / jnp.sqrt(jnp.maximum(diagonal, _SOFTEST))
 
 
-@jax.jit
+@jit_quickly
 def _hessian(mode: Array, evidence: Evidence) -> Array:
     return jax.hessian(lambda flat: -log_density(flat, evidence))(mode)
 
 
-@jax.jit
+@jit_quickly
 def _hessian_diagonal(mode: Array, evidence: Evidence) -> Array:
     """Its diagonal from products with random signs."""
 
@@ -225,7 +226,7 @@ class _Chain(NamedTuple):
     settled_log_step: Array
 
 
-@partial(jax.jit, static_argnames="effort")
+@partial(jit_quickly, static_argnames="effort")
 def _sample(mode: Array, root: Array, evidence: Evidence, key: Array, effort: Effort) -> Array:
     """Draws [draws, chains, coordinates of H] by Hamiltonian Monte Carlo."""
 

@@ -32,7 +32,7 @@ from jaxtyping import Array, Float
 from numpyro.infer.autoguide import AutoGuide
 
 from dpvim import _validate
-from dpvim.compiling import jit_once
+from dpvim.compiling import jit_once, jit_quickly
 from dpvim.estimator import default_width, width_schedule
 from dpvim.family import FAMILIES, Family, Params
 from dpvim.infer import (
@@ -318,7 +318,8 @@ class DPSVI:
         from dpvim.evidence import GaussianPrior
 
         keys = jax.random.split(jax.random.key(0), _PRIOR_DRAWS)
-        return GaussianPrior.like(np.asarray(jax.vmap(self._ready()._bridged.draw_prior)(keys)))
+        draws = jit_once(jax.vmap(self._ready()._bridged.draw_prior))
+        return GaussianPrior.like(np.asarray(draws(keys)))
 
     def privacy(self, state: State, *, delta: float | None) -> PrivacyStatement | NoPrivacy:
         """The statement for the steps that led to `state`."""
@@ -394,7 +395,8 @@ class DPSVI:
             self._bridged.problem, family, variant, self._optimizer, self.plan, self._width_at(dim)
         )
         self._supply = None
-        self._one_step = jax.jit(self._gather_and_step)
+        # The way from Python takes longer than a step by itself.
+        self._one_step = jit_quickly(self._gather_and_step)
         self._signature = inputs.signature
 
     def _width_at(self, dim: int) -> Callable[[Array], Array] | None:

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
-from dpvim.compiling import jit_once
+from dpvim.compiling import jit_once, jit_quickly
 from dpvim.estimator import Problem
 from dpvim.mechanism import Likelihood
 from dpvim.models.data import ModelInput
@@ -81,7 +81,7 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
         own_sum, own_prior = structured.clipped_sum_for(space), structured.log_prior_for(space)
         if own_sum is not None:
             likelihood = problem.likelihood._replace(clipped_sum=own_sum)
-            arrange = jax.jit(lambda records: call(structured.batch_of, records))
+            arrange = jit_quickly(lambda records: call(structured.batch_of, records))
             problem = problem._replace(likelihood=likelihood, arrange=arrange)
         if own_prior is not None:
             problem = problem._replace(log_prior=own_prior)
@@ -232,12 +232,16 @@ class _RowPlates(numpyro.primitives.Messenger):
 
 
 class _Probe(NamedTuple):
-    """Made-up rows of the same types and shapes as the data."""
+    """Made-up rows of the same types and shapes as the data.
 
-    records: Record
+    They are kept as NumPy's arrays, of which rows are taken without a program being compiled.
+    """
 
-    def rows(self, count: int, start: int = 0) -> Record:
-        return jax.tree.map(lambda leaf: leaf[start : start + count], self.records)
+    records: list[np.ndarray]
+
+    def rows(self, count: int) -> Record:
+        """The first so many, as a model sees them."""
+        return [jnp.asarray(leaf[:count]) for leaf in self.records]
 
 
 _PROBE_ROWS = 3
@@ -250,10 +254,10 @@ def _probes(records: list[Array]) -> list[_Probe]:
     def coins(size: tuple[int, ...]) -> np.ndarray:
         return rng.integers(0, 2, size)
 
-    def make_up(leaf: Array, floats: Callable[..., np.ndarray]) -> Array:
+    def make_up(leaf: Array, floats: Callable[..., np.ndarray]) -> np.ndarray:
         is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
         values = (floats if is_float else coins)(size=(_PROBE_ROWS, *leaf.shape[1:]))
-        return jnp.asarray(values.astype(leaf.dtype))
+        return values.astype(leaf.dtype)
 
     styles: list[Callable[..., np.ndarray]] = [rng.uniform, rng.normal, coins]
     return [_Probe([make_up(leaf, floats) for leaf in records]) for floats in styles]
@@ -262,7 +266,7 @@ def _probes(records: list[Array]) -> list[_Probe]:
 def _latent_space(run: _Runner, probes: list[_Probe]) -> LatentSpace:
     few, elsewhere = _declared_twice(run, probes)
     many: dict[str, _Declared] = {}
-    more_rows = probes[0].records
+    more_rows = probes[0].rows(_PROBE_ROWS)
     jax.eval_shape(lambda: many.update(run.declared(more_rows, rows=_PROBE_ROWS)))
     for name, site in few.items():
         if site.is_param:
