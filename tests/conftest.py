@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
-import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +21,7 @@ from dpvim.estimator import Problem
 from dpvim.family import FAMILIES
 from dpvim.mechanism import Likelihood
 from dpvim.plan import NonPrivatePlan
+from dpvim.progress import ProgressBar
 from dpvim.variants import VARIANTS, served_variants
 
 DIM = 3
@@ -109,32 +110,23 @@ def linear_model(X, y=None):
 
 
 @pytest.fixture
-def ctrl_c():
-    """Presses Ctrl-C so many seconds after a run has begun; SIGINT is what it is in a terminal.
+def ctrl_c(monkeypatch):
+    """Presses Ctrl-C when a run has reported progress so many times: once for every chunk.
 
-    A run begins when it takes over SIGINT. Before that, however slow the machine, Ctrl-C would stop
-    the test.
+    SIGINT is what it is in a terminal.
     """
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    over = threading.Event()
 
-    def press(seconds):
-        while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            if over.wait(0.01):
-                return
-        if not over.wait(seconds):
-            os.kill(os.getpid(), signal.SIGINT)
+    def press_after(chunks):
+        reports = itertools.count(1)
 
-    threads = []
+        def advance(bar, steps):
+            if next(reports) == chunks:
+                os.kill(os.getpid(), signal.SIGINT)
 
-    def press_after(seconds):
-        threads.append(threading.Thread(target=press, args=(seconds,)))
-        threads[-1].start()
+        monkeypatch.setattr(ProgressBar, "advance", advance)
 
     yield press_after
-    over.set()
-    for thread in threads:
-        thread.join()
     signal.signal(signal.SIGINT, previous)
 
 

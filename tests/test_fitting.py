@@ -228,7 +228,7 @@ def test_add_or_remove_with_a_declared_bound():
 
 def test_interrupted_fit_reports_what_it_spent(monkeypatch, ctrl_c):
     monkeypatch.setattr("dpvim.infer._LONGEST_CHUNK", 100)
-    ctrl_c(3.0)
+    ctrl_c(5)
     fit = quick(epsilon=2.0, num_steps=2_000_000, trace_every=1000)
     assert fit.interrupted
     assert 0 < fit.privacy.epsilon < 2.0
@@ -410,7 +410,7 @@ def test_many_fits_refuse_what_is_unclear(each, more, message):
 
 
 def test_many_fits_stop_together(ctrl_c):
-    ctrl_c(6.0)
+    ctrl_c(5)
     options = {**SHORT, "num_steps": 10_000_000, "trace_every": 100_000}
     fits = dpvim.fit_many(
         logistic_model,

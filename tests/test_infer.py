@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import signal
-import time
 
 import jax
 import jax.numpy as jnp
@@ -187,13 +186,11 @@ def test_interrupt_stops_between_chunks_and_keeps_what_was_released(
 ):
     monkeypatch.setattr(infer, "_LONGEST_CHUNK", 50)
     plan = plan_of(num_steps=10_000_000)
-    ctrl_c(1.5)
-    began = time.monotonic()
+    ctrl_c(5)
     with infer.watching(10_000_000, progress=False) as watch:
         done = run(engine_of(problem, plan), records, steps=10_000_000, every=1000, watch=watch)
     assert 0 < int(done.state.step) < 10_000_000
     assert done.trace.steps[-1] == int(done.state.step)
-    assert time.monotonic() - began < 60
     # The ordinary handler is back.
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

@@ -274,7 +274,7 @@ def _forget() -> None:
 
 
 def _one_stream_for_all() -> Any:
-    return _patch(SecretStreams, "_key", lambda old: lambda self, purpose: 12345)
+    return _patch(SecretStreams, "_secret", lambda old: lambda self, purpose: 12345)
 
 
 def _one_key_for_all_purposes() -> Any:
@@ -287,7 +287,7 @@ def _one_key_for_all_purposes() -> Any:
 
         return faulty
 
-    return _patch(SecretStreams, "_key", make)
+    return _patch(SecretStreams, "_secret", make)
 
 
 def _clip_norm_forgotten() -> Any:
