@@ -13,11 +13,15 @@ the place. All of it is post-processing of DP outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
+from dpvim.compiling import jit_quickly
 from dpvim.plan import Plan
 
 Collect: TypeAlias = Callable[[int, int, Any, Any], None]
@@ -28,8 +32,6 @@ NUM_WINDOWS = 16
 # Beyond this many coordinates products of different coordinates are not kept: 16 windows of two
 # matrices would be 8 MB and more, in memory and in every saved fit.
 LARGEST_FULL_DIM = 128
-# So many steps are added up at once: they fit the caches.
-_BLOCK_STEPS = 256
 
 
 class ReleaseSums(NamedTuple):
@@ -89,23 +91,41 @@ def collector(sums: ReleaseSums, plan: Plan) -> Collect:
     """A function that adds the steps of a chunk to `sums`."""
 
     def collect(first: int, length: int, points: Any, releases: Any) -> None:
+        most = min(len(points), plan.num_steps // NUM_WINDOWS + 1)  # steps of a window
         windows = np.arange(first, first + length) * NUM_WINDOWS // plan.num_steps
-        points, releases = np.asarray(points), np.asarray(releases)
-        for start in range(0, length, _BLOCK_STEPS):
-            block = slice(start, min(start + _BLOCK_STEPS, length))
-            for window in np.unique(windows[block]):
-                rows = block.start + np.flatnonzero(windows[block] == window)
-                gradients = releases[rows].astype(float) / plan.sampling_prob
-                part = _sums_of(points[rows].astype(float), gradients, full=sums.is_full)
-                sums.add(int(window), part)
+        for window in np.unique(windows):
+            start, end = np.searchsorted(windows, [window, window + 1])
+            with jax.enable_x64(True):
+                part = _sums_of_rows(
+                    points, releases, plan.sampling_prob, start, end, most=most, full=sums.is_full
+                )
+            sums.add(int(window), part)
 
     return collect
 
 
-def _sums_of(
-    x: Float[np.ndarray, "steps d"], g: Float[np.ndarray, "steps d"], *, full: bool
-) -> ReleaseSums:
-    """The sums over some steps, without an axis of windows."""
+@partial(jit_quickly, static_argnames=("most", "full"))
+def _sums_of_rows(
+    points: Float[Array, "steps d"],
+    releases: Float[Array, "steps d"],
+    sampling_prob: float,
+    start: int,
+    end: int,
+    *,
+    most: int,
+    full: bool,
+) -> Any:
+    """The sums of rows `start` to `end`, at most `most`. Which rows they are is a value, so that
+    one compilation serves all chunks: `most` rows are read, and the others among them are zeros."""
+    begin = jnp.minimum(start, points.shape[0] - most)
+    rows = begin + jnp.arange(most)
+    counts = ((start <= rows) & (rows < end)).astype(jnp.float64)
+
+    def chosen(values: Array) -> Float[Array, "most d"]:
+        some = jax.lax.dynamic_slice_in_dim(values, begin, most).astype(jnp.float64)
+        return jnp.where(counts[:, None] > 0, some, 0.0)
+
+    x, g = chosen(points), chosen(releases) / sampling_prob
     products = (x.T @ x, x.T @ g) if full else ((x * x).sum(axis=0), (x * g).sum(axis=0))
-    steps: Any = float(len(x))
-    return ReleaseSums(steps, x.sum(axis=0), g.sum(axis=0), *products, (g * g).sum(axis=0))
+    sums: Any = (counts.sum(), x.sum(axis=0), g.sum(axis=0), *products, (g * g).sum(axis=0))
+    return ReleaseSums(*sums)
