@@ -26,6 +26,7 @@ from dpvim.estimator import Problem
 from dpvim.mechanism import Likelihood
 from dpvim.models.data import ModelInput
 from dpvim.models.latent_space import LatentSpace, Site, elementary
+from dpvim.models.look_ups import gradients_by_record
 from dpvim.types import Latent, ModelError, Record, Scalar
 
 Model = Callable[..., Any]
@@ -70,8 +71,7 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
         return log_prob_of_sites(space.constrain(latent), record)
 
     def gradients(latent: Latent, batch: Record) -> Float[Array, "batch d"]:
-        per_site = jax.vmap(jax.grad(log_prob_of_sites), in_axes=(None, 0))
-        return space.pull_back(latent, per_site(space.constrain(latent), batch))
+        return gradients_by_record(log_prob_of_sites, space, latent, batch)
 
     problem = Problem(space.dim, Likelihood.from_gradients(log_prob, gradients), log_prior)
     call = inputs.call

@@ -8,6 +8,7 @@ matrix products instead of a differentiation through every transform for every r
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -64,11 +65,14 @@ class Site(NamedTuple):
         name = self.name if self.raw_shape == self.shape else f"{self.name} raw"
         return [_label(name, index) for index in np.ndindex(self.raw_shape)]
 
-    def pull_back(self, raw: Array, gradients: Array) -> Float[Array, "batch raw_size"]:
-        """Gradients at the site's value, [batch, *shape], carried to its raw value."""
-        batch = gradients.shape[0]
-        if self.is_identity:
-            return gradients.reshape(batch, -1)
+    def derivatives(self, raw: Array, of: Callable[[Array], Array]) -> Array:
+        """Derivatives of a function of the value by each coordinate of a raw event, on axis 0.
+
+        Args:
+            raw: The raw value.
+            of: A function that makes no entry of more than one event; an entry's derivatives are
+                by the event that it is made of.
+        """
         # A transform acts on events and treats every event alike, so one direction for each
         # coordinate of an event gives the Jacobian blocks of all of them.
         event = self.raw_shape[len(self.raw_shape) - self.transform.domain.event_dim :]
@@ -77,7 +81,19 @@ class Site(NamedTuple):
             jnp.eye(size).reshape(size, *(1,) * (len(self.raw_shape) - len(event)), *event),
             (size, *self.raw_shape),
         )
-        blocks = jax.vmap(lambda v: jax.jvp(self.transform, (raw,), (v,))[1])(directions)
+
+        def along(direction: Array) -> Array:
+            return jax.jvp(lambda raw: of(self.transform(raw)), (raw,), (direction,))[1]
+
+        return jax.vmap(along)(directions)
+
+    def pull_back(self, raw: Array, gradients: Array) -> Float[Array, "batch raw_size"]:
+        """Gradients at the site's value, [batch, *shape], carried to its raw value."""
+        batch = gradients.shape[0]
+        if self.is_identity:
+            return gradients.reshape(batch, -1)
+        blocks = self.derivatives(raw, lambda value: value)
+        size = len(blocks)
         num_events = self.raw_size // size
         moved = jnp.einsum(
             "nbc,ubc->nbu",
