@@ -29,7 +29,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy import optimize
 
-from dpvim.compiling import jit_quickly
+from dpvim.compiling import jit_once, jit_quickly
 from dpvim.definite import inverse_and_log_det
 from dpvim.evidence import LOG_SPREAD, Evidence
 
@@ -142,7 +142,7 @@ def _level(h: Array, evidence: Evidence) -> tuple[Array, Array, Array]:
     return mean, precision, -0.5 * jnp.einsum("jvw,vj,wj->", evidence.weight, gap, gap)
 
 
-@jit_quickly
+@jit_once
 def _theta_given(
     flats: Float[Array, "m k"], evidence: Evidence
 ) -> tuple[Array, Array, Array, Array]:
@@ -175,7 +175,7 @@ def _full_components(evidence: Evidence, key: Array, effort: Effort) -> Componen
     return Components(loc, factor, exact, h, r_hat)
 
 
-_value_and_grad = jit_quickly(jax.value_and_grad(lambda flat, e: -log_density(flat, e)))
+_value_and_grad = jit_once(jax.value_and_grad(lambda flat, e: -log_density(flat, e)))
 
 
 def _find_mode(evidence: Evidence) -> Array:
@@ -199,12 +199,12 @@ def _preconditioner(mode: Array, evidence: Evidence) -> Array:
     return 1 / jnp.sqrt(jnp.maximum(diagonal, _SOFTEST))
 
 
-@jit_quickly
+@jit_once
 def _hessian(mode: Array, evidence: Evidence) -> Array:
     return jax.hessian(lambda flat: -log_density(flat, evidence))(mode)
 
 
-@jit_quickly
+@jit_once
 def _hessian_diagonal(mode: Array, evidence: Evidence) -> Array:
     """Its diagonal from products with random signs."""
 
