@@ -63,6 +63,25 @@ def crossed(v, x):
     return jnp.sum(cells[:, 0] * jnp.arange(6.0).reshape(3, 2)) + rows(v, x[1:])
 
 
+@jax.custom_vjp
+def safe_log(weights):
+    return jnp.log(weights)
+
+
+safe_log.defvjp(
+    lambda weights: (jnp.log(weights), weights),
+    lambda weights, g: (g / jnp.maximum(weights, 1e-20),),
+)
+
+
+def one_event_backwards_only(v, x):
+    return safe_log(v["weights"])[x[:1]].sum()
+
+
+def half_precision(v, x):
+    return mixed(jnp.log(v["probs"]).astype(jnp.float16).T[x[:1]].astype(jnp.float32))
+
+
 def twice(v, x):
     table = jnp.log(v["probs"]).T
     return mixed(table[x[:1]] + table[x[1:2]])
@@ -101,6 +120,8 @@ LOOKED_UP = {
     categorical: ["probs"],
     one_event: ["weights"],
     crossed: ["probs", "cells"],
+    one_event_backwards_only: [],
+    half_precision: [],
     twice: [],
     several_levels: [],
     not_only_looked_up: [],
@@ -144,6 +165,20 @@ def test_places_outside_the_table_are_treated_alike(mode):
     outside = BATCH.at[3, 0].set(5).at[4, 0].set(99).at[5, 0].set(-7)
     wanted = general(log_prob, outside)
     np.testing.assert_allclose(by_look_ups(log_prob, outside), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["clip", "fill", "promise_in_bounds"])
+def test_a_level_outside_the_table_may_be_masked(mode):
+    """Then the gradient at what was found is not finite, and does not count."""
+
+    def log_prob(v, x):
+        found = jax.nn.logsumexp(jnp.log(v["probs"].T.at[x[:1]].get(mode=mode)))
+        return jnp.where(x[0] >= 5, 0.0, found) + jnp.log(v["scale"]) * x[1]
+
+    outside = BATCH.at[3, 0].set(5).at[4, 0].set(99)
+    ours, wanted = by_look_ups(log_prob, outside), general(log_prob, outside)
+    assert np.isfinite(wanted).all()
+    np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_record_does_not_change_the_gradients_of_others():

@@ -265,6 +265,15 @@ def test_norm_and_sum_see_the_same_gradients(runs):
     assert " conditional(" in compiled.as_text()
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_gradients_of_half_precision_are_clipped_in_single(dtype):
+    rng = np.random.default_rng(2)
+    rows = jnp.asarray(rng.normal(scale=30, size=(50, 1, 40)), dtype)
+    one = jax.jit(lambda row: clipped_sum(lambda: row, None, jnp.zeros(1, bool), 0.1))
+    norms = [np.linalg.norm(one(row)) for row in rows]
+    np.testing.assert_allclose(norms, 0.1, rtol=1e-5)
+
+
 def test_clip_factors_are_one_inside_and_shrink_outside():
     factors = clip_factors(jnp.array([[0.3, 0.4], [0.0, 0.0], [30.0, 40.0]]), 1.0)
     np.testing.assert_allclose(factors, [1.0, 1.0, 0.02], rtol=1e-6)

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from conftest import summing_raw_records
+from numpyro.distributions import constraints
 from numpyro.infer import Predictive
 from numpyro.infer.util import log_density
 
@@ -18,6 +19,7 @@ from dpvim.family import mean_field
 from dpvim.mechanism import Likelihood
 from dpvim.models.bridge import bridge
 from dpvim.models.data import prepare
+from dpvim.models.latent_space import LatentSpace, Site
 from dpvim.models.regression import OUTCOMES, Regression, linear, logistic, poisson
 from dpvim.variants import VARIANTS
 
@@ -149,6 +151,19 @@ def test_no_row_exceeds_the_bound(name, weighted):
     assert np.isfinite(norms).all()
     assert norms.max() <= BOUND * allowed
     assert (norms > 0.99 * BOUND).mean() > 0.2  # the bound was put to the test
+
+
+@pytest.mark.parametrize("size", [1e-19, 1e-17, 1e-15])
+@pytest.mark.parametrize("weight", [1.0, 1e-10])
+def test_tiny_covariates_with_a_huge_score_are_within_the_bound(size, weight):
+    """Squares that underflow must not hide a row that a number makes large again."""
+    model, bound, dim = Regression("poisson", intercept=False), 1e-5, 100
+    space = LatentSpace([Site("coefficients", (dim,), (dim,), constraints.real)])
+    batch = model.batch_of(np.full((1, dim), size / np.sqrt(weight)), np.array([3e38]))
+    weights = jnp.full(dim, weight)
+    args = (jnp.zeros(dim), weights, batch, jnp.zeros(1, bool), bound)
+    total = np.asarray(model.clipped_sum_for(space)(*args))
+    assert np.linalg.norm(total) * np.sqrt(weight) <= bound * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("model", [logistic, poisson, linear], ids=lambda m: m.kind)

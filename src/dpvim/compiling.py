@@ -1,4 +1,4 @@
-"""Programs that are compiled quickly rather than well: to set up a fit, and for single steps."""
+"""Programs that are compiled quickly rather than well: they do not run long."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ _QUICKLY: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 def jit_quickly(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """`jax.jit` for a program that is optimised, but does not run often enough to be worth the
     best that the compiler can do."""
-    return jax.jit(function, compiler_options=_QUICKLY, **options)
+    return _jit(function, _QUICKLY, **options)
 
 
 def jit_once(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """`jax.jit` for a program that runs a few times on small arrays: it is compiled as it stands.
+    """`jax.jit` for a program that runs a few times: it is compiled as it stands.
 
     Optimising such a program takes two to three times as long as compiling it, and saves nothing.
     """
-    as_it_stands = _QUICKLY | {"xla_backend_optimization_level": 0}
-    compiled = jax.jit(function, compiler_options=as_it_stands, **options)
+    return _jit(function, _QUICKLY | {"xla_backend_optimization_level": 0}, **options)
+
+
+def _jit(
+    function: Callable[..., Any], compiler_options: dict[str, Any], **options: Any
+) -> Callable[..., Any]:
+    compiled = jax.jit(function, compiler_options=compiler_options, **options)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -95,14 +95,17 @@ class Lattice(NamedTuple):
 
 
 def clip_factors(rows: Float[Array, "batch d"], bound: float) -> Float[Array, " batch"]:
-    r"""Factors :math:`\min(1, \mathrm{bound} / |h_x|)`; NaN for rows that hold a NaN.
+    r"""Factors :math:`\min(1, \mathrm{bound} / |h_x|)`; zero for rows that hold a NaN.
 
     Guarantees:
         ``factor * |h|`` is at most `bound`, but for the rounding that `Lattice` allows for. A row
         of zeros has factor 1.
     """
     squared_norms = jnp.sum(rows * rows, axis=1)
-    return jnp.minimum(1.0, bound / jnp.sqrt(squared_norms))
+    usable = jnp.isfinite(squared_norms)
+    # The minimum sees no NaN: vectorised programs may pass over one.
+    norms = jnp.sqrt(jnp.where(usable, squared_norms, 1.0))
+    return jnp.where(usable, jnp.minimum(1.0, bound / norms), 0.0)
 
 
 def exact_sum(
@@ -166,15 +169,14 @@ def clipped_sum(
         return jnp.sum(jnp.where(usable[:, None], rows, 0.0), axis=0)
 
     def weighted_rows() -> Float[Array, "batch d"]:
-        rows = gradients()
+        rows = gradients().astype(jnp.float32)  # half precision would break the bound
         weighted = rows if scale is None else rows * scale
         clamped = jnp.clip(weighted, -_LARGEST_COMPONENT, _LARGEST_COMPONENT)
         return jnp.where(jnp.isfinite(rows), clamped, jnp.nan)
 
     rows = settled(weighted_rows, is_padding)
-    factors = clip_factors(rows, bound)
-    usable = ~(jnp.isnan(factors) | is_padding)
-    total = exact_sum(jnp.where(usable, factors, 0.0), jnp.where(usable[:, None], rows, 0.0), bound)
+    factors = jnp.where(is_padding, 0.0, clip_factors(rows, bound))
+    total = exact_sum(factors, jnp.where((factors > 0)[:, None], rows, 0.0), bound)
     return unscaled(total, scale)
 
 

@@ -26,7 +26,7 @@ from dpvim.estimator import Problem
 from dpvim.mechanism import Likelihood
 from dpvim.models.data import ModelInput
 from dpvim.models.latent_space import LatentSpace, Site, elementary
-from dpvim.models.look_ups import gradients_by_record
+from dpvim.models.look_ups import gradients_by_record, programs_within
 from dpvim.types import Latent, ModelError, Record, Scalar
 
 Model = Callable[..., Any]
@@ -112,12 +112,8 @@ def _refuse_mixing(program: Any) -> None:
                 "so that one record could change the gradients of others. Write the likelihood "
                 "without it (for a cumulative distribution function, with a sum or a table)."
             )
-        for inner in jax.tree.leaves(
-            list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")
-        ):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                _refuse_mixing(inner)
+        for inner in programs_within(equation):
+            _refuse_mixing(inner)
 
 
 class _Runner:

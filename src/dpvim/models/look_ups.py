@@ -8,7 +8,8 @@ records share. A record that finds one entry for each event e has the gradient
 
 a product for each coordinate, where the general way fills in the zeros of the other levels and
 multiplies by the Jacobian of the transform. Sites that records use in another way go the general
-way. Nothing here looks at data: what a record looks up is read off the program.
+way (a number for a place, as in ``table[x[0]]``, is another way: JAX makes a slice of it). Nothing
+here looks at data: what a record looks up is read off the program.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jax.lax import GatherScatterMode
 from jaxtyping import Array, Float
 
@@ -35,6 +36,12 @@ _ENTRYWISE = frozenset(
     """abs add and clamp convert_element_type copy div eq exp exp2 expm1 ge gt integer_pow is_finite
     le log log1p logistic lt max min mul ne neg not or pow select_n sign sqrt square stop_gradient
     sub tanh""".split()  # noqa: SIM905
+)
+# What may be at a place outside the table: the nearest inside, a constant, anything.
+_MODES = (
+    GatherScatterMode.CLIP,
+    GatherScatterMode.FILL_OR_DROP,
+    GatherScatterMode.PROMISE_IN_BOUNDS,
 )
 
 
@@ -116,8 +123,12 @@ class _Source(NamedTuple):
     def after(self, equation: JaxprEqn) -> _Source | None:
         """That of the result, if all operands but constants have this one; None if not known."""
         name, params = equation.primitive.name, equation.params
-        if not self.axes or name in _ENTRYWISE:  # there is one event, or none meets another
+        if name in _ENTRYWISE:
             return self
+        if not self.axes:  # there is one event, which meets no other
+            # What is within other programs may have derivatives in one direction only.
+            is_simple = name == "custom_jvp_call" or not programs_within(equation)
+            return self if is_simple else None
         if name == "transpose":
             return self._replace(axes=tuple(map(params["permutation"].index, self.axes)))
         if name in ("reduce_sum", "reduce_max") and not set(self.axes) & set(params["axes"]):
@@ -163,7 +174,9 @@ class _LookUp(NamedTuple):
         axes = tuple(to[a] for a in source.axes if a in to)
         is_one_each = math.prod(found_shape) == math.prod(found_shape[a] for a in axes)
         is_small = math.prod(shape) <= source.size
-        if len(axes) == len(source.axes) and is_one_each and is_small and _is_float(found):
+        dtype = getattr(found.aval, "dtype", None)
+        is_plain = dtype == jnp.float32 and params["mode"] in _MODES
+        if len(axes) == len(source.axes) and is_one_each and is_small and is_plain:
             return cls(table, places, found, params, axes)
         return None
 
@@ -176,21 +189,27 @@ class _LookUp(NamedTuple):
             where: Places. One outside the table has no derivative, unless it stands for the
                 nearest one inside.
         """
-        slopes = slopes.reshape(*_shape(self.table), -1)
-        numbers = self.params["dimension_numbers"]
-        clips = self.params["mode"] == GatherScatterMode.CLIP
-        slope = jax.lax.gather(
+        table, numbers = _shape(self.table), self.params["dimension_numbers"]
+        slopes = slopes.reshape(*table, -1)
+        slope = self._looked_up(
             slopes,
             where,
             numbers._replace(offset_dims=(*numbers.offset_dims, gradient.ndim)),
             (*self.params["slice_sizes"], slopes.shape[-1]),
-            mode=GatherScatterMode.CLIP if clips else GatherScatterMode.FILL_OR_DROP,
-            fill_value=0,
         )
+        # Outside, the gradient may be anything: nothing there depends on the site.
+        is_inside = self._looked_up(jnp.ones(table), where, numbers, self.params["slice_sizes"])
+        gradient = jnp.where(is_inside > 0, gradient, 0.0)
         order = (*self.axes, *(a for a in range(gradient.ndim) if a not in self.axes))  # ones last
         by_event = jnp.transpose(gradient, order).reshape(-1, 1)
         slope = jnp.transpose(slope, (*order, gradient.ndim)).reshape(len(by_event), -1)
         return (by_event * slope).reshape(-1)
+
+    def _looked_up(self, table: Array, where: Array, numbers: Any, sizes: Sequence[int]) -> Array:
+        """What there is at these places of a table, and zeros for places outside."""
+        clips = self.params["mode"] == GatherScatterMode.CLIP
+        mode = GatherScatterMode.CLIP if clips else GatherScatterMode.FILL_OR_DROP
+        return jax.lax.gather(table, where, numbers, sizes, mode=mode, fill_value=0)
 
 
 def _look_ups_of(program: ClosedJaxpr, sites: list[Site]) -> dict[str, _LookUp]:
@@ -254,6 +273,15 @@ def _inlined(program: ClosedJaxpr) -> ClosedJaxpr:
     return jax.make_jaxpr(lambda *operands: run(program, operands))(*program.in_avals)
 
 
+def programs_within(equation: JaxprEqn) -> list[Jaxpr]:
+    """The programs that an equation runs: bodies of functions and loops."""
+    leaves = jax.tree.leaves(
+        list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")
+    )
+    programs = [getattr(leaf, "jaxpr", leaf) for leaf in leaves]
+    return [program for program in programs if isinstance(program, Jaxpr)]
+
+
 def _part(
     program: ClosedJaxpr, given: Sequence[Var], wanted: Sequence[Var]
 ) -> Callable[..., list[Array]]:
@@ -267,7 +295,7 @@ def _needed(program: ClosedJaxpr, given: Iterable[Var], wanted: Iterable[Var]) -
     """The equations that the wanted variables need if the given ones are there."""
     there, missing, needed = set(given), set(_variables(wanted)), []
     for equation in reversed(program.jaxpr.eqns):
-        if (missing - there) & set(equation.outvars):
+        if (missing & set(equation.outvars)) - there:
             needed.append(equation)
             missing |= set(_variables(equation.invars))
     return needed[::-1]
@@ -279,7 +307,3 @@ def _variables(atoms: Iterable[Any]) -> list[Var]:
 
 def _shape(atom: Any) -> tuple[int, ...]:
     return tuple(atom.aval.shape)
-
-
-def _is_float(atom: Any) -> bool:
-    return bool(jnp.issubdtype(atom.aval.dtype, jnp.floating))
