@@ -31,13 +31,7 @@ from jaxtyping import Array, Float
 from dpvim import _validate
 from dpvim.mechanism import ClippedSum, exact_sum, scales_of, settled, unscaled
 from dpvim.models.latent_space import LatentSpace
-from dpvim.models.structured import (
-    PRECISION,
-    clamp,
-    clamp_both_ways,
-    factors_of,
-    finite_or_nan,
-)
+from dpvim.models.structured import PRECISION, clamp, factors_of, finite_or_nan
 from dpvim.types import Latent, Mask, Weights
 
 
@@ -130,7 +124,7 @@ class Regression:
         """The arguments of the model, as the clipped sum takes them."""
         X = jnp.asarray(X, jnp.float32)
         is_usable = jnp.isfinite(X).all(axis=1)
-        X = jnp.where(is_usable[:, None], clamp_both_ways(X), 0.0)
+        X = jnp.where(is_usable[:, None], clamp(X), 0.0)
         squares = jnp.where(is_usable, _squared_norms(X), jnp.nan)
         return _Batch(X, jnp.asarray(y, jnp.float32), squares)
 
@@ -167,7 +161,7 @@ class Regression:
 
         groups, squares = {"coefficients": batch.X}, batch.squares
         if scales is not None:  # without weights the norms do not change from step to step
-            groups["coefficients"] = clamp_both_ways(batch.X * scale["coefficients"])
+            groups["coefficients"] = clamp(batch.X * scale["coefficients"])
             squares = jnp.where(jnp.isnan(squares), jnp.nan, _squared_norms(groups["coefficients"]))
         if self.intercept:
             groups["intercept"] = all_alike("intercept")
@@ -203,7 +197,9 @@ class _Batch(NamedTuple):
 
 def _squared_norms(rows: Float[Array, "batch m"]) -> Float[Array, " batch"]:
     # A product, not a sum over the row, which would be fused with what makes the rows, and slow.
-    return jnp.matmul(rows**2, jnp.ones(rows.shape[1]), precision=PRECISION)
+    squares = jnp.matmul(rows**2, jnp.ones(rows.shape[1]), precision=PRECISION)
+    # A square may have underflown, and the number that multiplies the row may be large.
+    return squares + rows.shape[1] * float(jnp.finfo(jnp.float32).tiny)
 
 
 def _sum(

@@ -58,14 +58,6 @@ def clamp(numbers: Array) -> Array:
     return jnp.clip(numbers, -LARGEST, LARGEST)
 
 
-def clamp_both_ways(numbers: Array) -> Array:
-    """Numbers within +-1e15, and zero below 1e-15: their squares neither overflow nor underflow.
-
-    For rows that are squared before they are multiplied by a number, which may be large.
-    """
-    return jnp.where(jnp.abs(numbers) < 1 / LARGEST, 0.0, clamp(numbers))
-
-
 def finite_or_nan(numbers: Array) -> Array:
     """Numbers within +-1e15, and NaN, which takes a record out, for infinite ones."""
     return jnp.where(jnp.isfinite(numbers), clamp(numbers), jnp.nan)
