@@ -116,7 +116,8 @@ class MixtureSum:
         resp, rows, score = settled(per_record, is_padding)
 
         # Norms.
-        squares = jnp.sum(jnp.maximum(resp, _SMALLEST) ** 2 * found[count : 2 * count], axis=0)
+        floored = jnp.where(resp < _SMALLEST, _SMALLEST, resp)  # a maximum might pass over a NaN
+        squares = jnp.sum(floored**2 * found[count : 2 * count], axis=0)
         if self._response is not None and score is not None:
             squares = squares + self._response.norms(found[-1], score, scale) ** 2
         for name, row in rows.items():
