@@ -54,6 +54,11 @@ def total(gradients, weights, bound):
     return jitted_sum(jnp.asarray(gradients), weights, padding, bound)
 
 
+def factors_of_rows(gradients):
+    rows = jnp.asarray(gradients)
+    return clip_factors(jnp.linalg.norm(rows, axis=1), jnp.zeros(len(rows), bool), 1.0)
+
+
 def counts_of(gradients, variant, params, lattice):
     """The integers that noise is added to, for one batch."""
     value = total(gradients, variant.weights(params, ETA), lattice.row_bound)
@@ -141,7 +146,7 @@ def singles(factors, gradients):
 def test_the_sum_is_exact_in_any_order():
     rng = np.random.default_rng(1)
     gradients = rng.normal(size=(3000, 5)).astype(np.float32)
-    factors = np.asarray(clip_factors(jnp.asarray(gradients), 1.0))
+    factors = np.asarray(factors_of_rows(gradients))
     quantum = 2.0**-20
     one_by_one = np.concatenate(
         [
@@ -275,8 +280,15 @@ def test_gradients_of_half_precision_are_clipped_in_single(dtype):
 
 
 def test_clip_factors_are_one_inside_and_shrink_outside():
-    factors = clip_factors(jnp.array([[0.3, 0.4], [0.0, 0.0], [30.0, 40.0]]), 1.0)
+    factors = factors_of_rows([[0.3, 0.4], [0.0, 0.0], [30.0, 40.0]])
     np.testing.assert_allclose(factors, [1.0, 1.0, 0.02], rtol=1e-6)
+
+
+@pytest.mark.parametrize("bound", [1.0, np.inf])
+def test_clip_factors_leave_out_padding_and_rows_that_are_not_finite(bound):
+    norms = jnp.array([0.5, 0.5, np.nan, np.inf])
+    factors = clip_factors(norms, jnp.array([False, True, False, False]), bound)
+    np.testing.assert_array_equal(factors, [1.0, 0.0, 0.0, 0.0])
 
 
 def test_vectorised_runs_release_the_same_numbers():

@@ -94,18 +94,33 @@ class Lattice(NamedTuple):
         return cls(plan.clip_norm * (1 - margin), plan.noise_grid)
 
 
-def clip_factors(rows: Float[Array, "batch d"], bound: float) -> Float[Array, " batch"]:
-    r"""Factors :math:`\min(1, \mathrm{bound} / |h_x|)`; zero for rows that hold a NaN.
+def clip_factors(
+    norms: Float[Array, " batch"], is_padding: Mask, bound: float
+) -> Float[Array, " batch"]:
+    r"""The clip rule: factors :math:`\min(1, \mathrm{bound} / |h_x|)` from the rows' norms.
+
+    Every clipped sum takes its factors from here, whatever way it finds the norms.
 
     Guarantees:
-        ``factor * |h|`` is at most `bound`, but for the rounding that `Lattice` allows for. A row
-        of zeros has factor 1.
+        ``factor * norm`` is at most `bound`, but for the rounding that `Lattice` allows for. A row
+        of zeros has factor 1. Padding, and rows whose norm is not finite, have factor 0. With an
+        infinite bound nothing is clipped.
     """
-    squared_norms = jnp.sum(rows * rows, axis=1)
-    usable = jnp.isfinite(squared_norms)
+    usable = jnp.isfinite(norms) & ~is_padding
+    if math.isinf(bound):
+        return usable.astype(jnp.float32)
     # The minimum sees no NaN: vectorised programs may pass over one.
-    norms = jnp.sqrt(jnp.where(usable, squared_norms, 1.0))
-    return jnp.where(usable, jnp.minimum(1.0, bound / norms), 0.0)
+    return jnp.where(usable, jnp.minimum(1.0, bound / jnp.where(usable, norms, 1.0)), 0.0)
+
+
+def clamp(numbers: Array) -> Array:
+    """Clamp numbers to +-1e15, so that their squares do not overflow; a NaN stays one."""
+    return jnp.clip(numbers, -_LARGEST_COMPONENT, _LARGEST_COMPONENT)
+
+
+def finite_or_nan(numbers: Array) -> Array:
+    """Clamp finite numbers; infinite ones become NaN, which takes their record out."""
+    return jnp.where(jnp.isfinite(numbers), clamp(numbers), jnp.nan)
 
 
 def exact_sum(
@@ -171,11 +186,10 @@ def clipped_sum(
     def weighted_rows() -> Float[Array, "batch d"]:
         rows = gradients().astype(jnp.float32)  # half precision would break the bound
         weighted = rows if scale is None else rows * scale
-        clamped = jnp.clip(weighted, -_LARGEST_COMPONENT, _LARGEST_COMPONENT)
-        return jnp.where(jnp.isfinite(rows), clamped, jnp.nan)
+        return jnp.where(jnp.isfinite(rows), clamp(weighted), jnp.nan)
 
     rows = settled(weighted_rows, is_padding)
-    factors = jnp.where(is_padding, 0.0, clip_factors(rows, bound))
+    factors = clip_factors(jnp.sqrt(jnp.sum(rows * rows, axis=1)), is_padding, bound)
     total = exact_sum(factors, jnp.where((factors > 0)[:, None], rows, 0.0), bound)
     return unscaled(total, scale)
 

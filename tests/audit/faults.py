@@ -68,12 +68,14 @@ def _leaning_on_the_step_before(noise: np.ndarray, source: RoundedGaussianNoise)
 
 
 def _no_clip() -> Any:
-    return _patch(mechanism, "clip_factors", lambda old: lambda rows, bound: jnp.ones(len(rows)))
+    return _patch(mechanism, "clip_factors", lambda old: lambda norms, pad, bound: 1.0 - pad)
 
 
 def _clip_to_root_two() -> Any:
     return _patch(
-        mechanism, "clip_factors", lambda old: lambda rows, bound: old(rows, bound * np.sqrt(2))
+        mechanism,
+        "clip_factors",
+        lambda old: lambda norms, pad, bound: old(norms, pad, bound * np.sqrt(2)),
     )
 
 
@@ -109,10 +111,9 @@ def _unsafe_norm() -> Any:
     """Squares that overflow: the norm of 1e25 is infinite, the factor zero times infinity."""
 
     def make(old: Any) -> Any:
-        def faulty(rows: Any, bound: float) -> Any:
-            big = rows * 1e10
-            norms = jnp.sqrt(jnp.sum(big * big, axis=1))
-            return jnp.where(jnp.isinf(norms), 1.0, old(rows, bound))
+        def faulty(norms: Any, is_padding: Any, bound: float) -> Any:
+            overflows = jnp.isinf((norms * 1e10) ** 2) & ~is_padding
+            return jnp.where(overflows, 1.0, old(norms, is_padding, bound))
 
         return faulty
 

@@ -43,7 +43,7 @@ from jax.nn import log_sigmoid, sigmoid
 from jax.scipy.special import betaln, digamma
 from jaxtyping import Array, Float, Int
 
-from dpvim.mechanism import scales_of, settled
+from dpvim.mechanism import clamp, clip_factors, finite_or_nan, scales_of, settled
 from dpvim.models.columns import (
     CategoricalColumn,
     CountColumn,
@@ -56,7 +56,7 @@ from dpvim.models.columns import (
 )
 from dpvim.models.columns import codes as codes_of
 from dpvim.models.latent_space import LatentSpace
-from dpvim.models.structured import clamp, factors_of, finite_or_nan, matmul
+from dpvim.models.structured import matmul
 from dpvim.types import Latent, Mask, Weights
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class MixtureSum:
             squares = squares + self._response.norms(found[-1], score, scale) ** 2
         for name, row in rows.items():
             squares = squares + jnp.sum((row * scale[name].reshape(-1, 1)) ** 2, axis=0)
-        factors = factors_of(jnp.sqrt(squares), is_padding, bound)
+        factors = clip_factors(jnp.sqrt(squares), is_padding, bound)
 
         # Sums, in double precision.
         numbers = resp if score is None else jnp.append(resp, score.numbers[None], axis=0)

@@ -29,9 +29,18 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
 from dpvim import _validate
-from dpvim.mechanism import ClippedSum, exact_sum, scales_of, settled, unscaled
+from dpvim.mechanism import (
+    ClippedSum,
+    clamp,
+    clip_factors,
+    exact_sum,
+    finite_or_nan,
+    scales_of,
+    settled,
+    unscaled,
+)
 from dpvim.models.latent_space import LatentSpace
-from dpvim.models.structured import PRECISION, clamp, factors_of, finite_or_nan
+from dpvim.models.structured import PRECISION
 from dpvim.types import Latent, Mask, Weights
 
 
@@ -172,7 +181,7 @@ class Regression:
             groups["noise_scale"] = all_alike("noise_scale")
             numbers["noise_scale"] = score.noise
             norms = jnp.hypot(norms, jnp.abs(score.noise) * groups["noise_scale"][:, 0])
-        factors = factors_of(norms, is_padding, bound)
+        factors = clip_factors(norms, is_padding, bound)
         # A number may not be finite where the factor is zero; rows are.
         sums = {
             name: _sum(jnp.where(factors > 0, factors * numbers[name], 0.0), rows, bound)

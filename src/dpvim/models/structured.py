@@ -15,19 +15,16 @@ same numbers: `mechanism.settled` sees to it.
 
 from __future__ import annotations
 
-import math
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from dpvim.mechanism import ClippedSum
 from dpvim.models.latent_space import LatentSpace
-from dpvim.types import LogPrior, Mask, Record
+from dpvim.types import LogPrior, Record
 
-# Numbers are clamped before they are squared, as in `mechanism`.
-LARGEST = 1e15
 # Accelerators would otherwise round the operands of a norm to ten bits.
 PRECISION = jax.lax.Precision.HIGHEST
 
@@ -53,16 +50,6 @@ class StructuredModel(Protocol):
         ...
 
 
-def clamp(numbers: Array) -> Array:
-    """Numbers within +-1e15, for those that are no NaN."""
-    return jnp.clip(numbers, -LARGEST, LARGEST)
-
-
-def finite_or_nan(numbers: Array) -> Array:
-    """Numbers within +-1e15, and NaN, which takes a record out, for infinite ones."""
-    return jnp.where(jnp.isfinite(numbers), clamp(numbers), jnp.nan)
-
-
 def matmul(a: Any, b: Array) -> Array:
     """a b in full precision, single or double as the operands are.
 
@@ -71,12 +58,3 @@ def matmul(a: Any, b: Array) -> Array:
     """
     return jax.lax.dot_general(a, b, (((1,), (0,)), ((), ())), precision=PRECISION)
 
-
-def factors_of(
-    norms: Float[Array, " batch"], is_padding: Mask, bound: float
-) -> Float[Array, " batch"]:
-    """min(1, bound / norm) for the rows that count; zero for padding and rows not finite."""
-    usable = jnp.isfinite(norms) & ~is_padding
-    if math.isinf(bound):
-        return usable.astype(jnp.float32)
-    return jnp.where(usable, jnp.minimum(1.0, bound / jnp.where(usable, norms, 1.0)), 0.0)
