@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import functools
 import itertools
+import json
 import math
+import os
 from pathlib import Path
 
 import dp_accounting
@@ -362,35 +364,111 @@ def test_composition_is_convolution_modulo_the_size(largest, size):
     assert 0 < error < 1e-14
 
 
-def test_a_second_answer_comes_from_disk(monkeypatch, tmp_path):
+@pytest.fixture
+def forgetful():
+    """Nothing that was computed before in this process is known."""
+    accounting._epsilon_in_memory.cache_clear()
+    yield accounting._epsilon_in_memory.cache_clear
+    accounting._epsilon_in_memory.cache_clear()
+
+
+def count_searches(monkeypatch):
+    """How often noise was searched for, rather than read and checked."""
+    searches = []
+    search = accounting._bracketed_root
+    monkeypatch.setattr(
+        accounting, "_bracketed_root", lambda *args: (searches.append(args), search(*args))[1]
+    )
+    return searches
+
+
+def test_a_second_search_is_answered_from_disk(monkeypatch, tmp_path):
     monkeypatch.setenv("DPVIM_CACHE", str(tmp_path / "new" / "folder"))
-    epsilon, noise = cost(3.0), calibrated()
-
-    def fail(*args, **kwargs):
-        raise AssertionError("computed again")
-
-    monkeypatch.setattr(accounting, "_epsilon", fail)
-    assert cost(3.0) == epsilon
+    noise = calibrated()
+    searches = count_searches(monkeypatch)
     assert calibrated() == noise
-    for change in ({"delta": 2e-6}, {"relation": "replace_one"}, {"num_steps": 2_001}):
-        with pytest.raises(AssertionError, match="computed again"):
-            cost(3.0, **change)
-        with pytest.raises(AssertionError, match="computed again"):
-            calibrated(**change)
-    with pytest.raises(AssertionError, match="computed again"):
-        calibrated(epsilon=2.0)
+    assert not searches
+    changes = ({"delta": 2e-6}, {"relation": "replace_one"}, {"num_steps": 2_001}, {"epsilon": 2.0})
+    for number, change in enumerate(changes, start=1):
+        calibrated(**change)
+        assert len(searches) == number
+
+
+def test_epsilon_is_never_read_from_disk(monkeypatch, tmp_path, forgetful):
+    """Statements claim it: a file must not be able to say what it is."""
+    monkeypatch.setenv("DPVIM_CACHE", str(tmp_path))
+    calibrated(), cost(3.0)
+    forgetful()
+    monkeypatch.setattr(accounting, "_epsilon", lambda *args, **kwargs: 42.0)
+    assert cost(3.0) == 42.0
+
+
+@pytest.mark.parametrize("factor", [0.01, 0.9, 0.999, 1.2, 1e6, 1e-300])
+def test_an_edited_answer_is_not_believed(monkeypatch, tmp_path, forgetful, factor):
+    """Less noise would break the promise, far more would waste the data."""
+    monkeypatch.setenv("DPVIM_CACHE", str(tmp_path))
+    noise = calibrated()
+    for file in tmp_path.rglob("*.json"):
+        entry = json.loads(file.read_text())
+        file.write_text(json.dumps(entry | {"answer": noise * factor}))
+    forgetful()
+    assert calibrated() == noise
+
+
+@pytest.mark.parametrize("which", ["base", "accounting", "file"])
+@pytest.mark.parametrize("mode", [0o770, 0o702])
+def test_what_others_can_write_is_not_looked_at(monkeypatch, tmp_path, which, mode):
+    monkeypatch.setenv("DPVIM_CACHE", str(tmp_path / "base"))
+    remembered(1.5)
+    (file,) = tmp_path.rglob("*.json")
+    assert remembered(2.5) == 1.5
+    {"base": file.parent.parent, "accounting": file.parent, "file": file}[which].chmod(mode)
+    assert remembered(2.5) == 2.5
+
+
+def test_what_belongs_to_others_is_not_looked_at(monkeypatch, tmp_path):
+    monkeypatch.setenv("DPVIM_CACHE", str(tmp_path))
+    remembered(1.5)
+    user = os.getuid()
+    monkeypatch.setattr(cache.os, "getuid", lambda: user + 1)
+    assert remembered(2.5) == 2.5
+
+
+def test_folders_and_files_are_the_users_alone_whatever_the_umask(monkeypatch, tmp_path):
+    monkeypatch.setenv("DPVIM_CACHE", str(tmp_path / "base"))
+    before = os.umask(0)
+    try:
+        remembered(1.5)
+    finally:
+        os.umask(before)
+    made = [tmp_path / "base", *(tmp_path / "base").rglob("*")]
+    assert len(made) == 3
+    assert [path.stat().st_mode & 0o077 for path in made] == [0, 0, 0]
+    assert remembered(2.5) == 1.5
 
 
 def test_answers_of_other_versions_are_not_read(monkeypatch, tmp_path):
     monkeypatch.setenv("DPVIM_CACHE", str(tmp_path))
-    cost(3.0)
-    monkeypatch.setattr(accounting, "_epsilon", lambda *args, **kwargs: 42.0)
-    assert cost(3.0) != 42.0
+    calibrated()
+    searches = count_searches(monkeypatch)
     with monkeypatch.context() as other:
         other.setattr(accounting, "_ALGORITHM", -1)
-        assert cost(3.0) == 42.0
-    monkeypatch.setattr(accounting.importlib.metadata, "version", lambda name: "other")
-    assert cost(3.0) == 42.0
+        calibrated()
+        assert len(searches) == 1
+    version = accounting.importlib.metadata.version
+    for number, package in enumerate(("dpvim", "dp-accounting"), start=2):
+        with monkeypatch.context() as other:
+            other.setattr(
+                accounting.importlib.metadata,
+                "version",
+                lambda name, package=package: "other" if name == package else version(name),
+            )
+            calibrated()
+            assert len(searches) == number
+
+
+def remembered(answer):
+    return cache.remember({"a": "b"}, lambda: answer, is_right=lambda found: True)
 
 
 @pytest.mark.parametrize(
@@ -400,6 +478,7 @@ def test_answers_of_other_versions_are_not_read(monkeypatch, tmp_path):
         b"\xff\xfe",
         b"[]",
         b"{}",
+        b"[" * 100_000,
         b'{"question": {}, "answer": 1.0}',
         b'{"question": {"a": "b"}, "answer": -1.0}',
         b'{"question": {"a": "b"}, "answer": NaN}',
@@ -409,13 +488,12 @@ def test_answers_of_other_versions_are_not_read(monkeypatch, tmp_path):
 )
 def test_a_damaged_entry_is_computed_anew(monkeypatch, tmp_path, content):
     monkeypatch.setenv("DPVIM_CACHE", str(tmp_path))
-    question = {"a": "b"}
-    assert cache.remember(question, lambda: 1.5) == 1.5
+    assert remembered(1.5) == 1.5
     (entry,) = tmp_path.rglob("*.json")
-    assert cache.remember(question, lambda: 2.5) == 1.5
+    assert remembered(2.5) == 1.5
     entry.write_bytes(content)
-    assert cache.remember(question, lambda: 2.5) == 2.5
-    assert cache.remember(question, lambda: 3.5) == 2.5
+    assert remembered(2.5) == 2.5
+    assert remembered(3.5) == 2.5
     assert list(tmp_path.rglob("*.tmp")) == []
 
 
@@ -423,20 +501,31 @@ def test_a_damaged_entry_is_computed_anew(monkeypatch, tmp_path, content):
 def test_the_cache_can_be_switched_off(monkeypatch, tmp_path, switch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DPVIM_CACHE", switch)
-    assert cache.remember({"a": "b"}, lambda: 1.5) == 1.5
-    assert cache.remember({"a": "b"}, lambda: 2.5) == 2.5
+    assert remembered(1.5) == 1.5
+    assert remembered(2.5) == 2.5
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_no_cache(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("DPVIM_CACHE", str(tmp_path / "file"))
-    assert cache.remember({"a": "b"}, lambda: 1.5) == 1.5
-    assert cache.remember({"a": "b"}, lambda: 2.5) == 2.5
+    assert remembered(1.5) == 1.5
+    assert remembered(2.5) == 2.5
 
 
 def test_the_usual_folder_is_the_users(monkeypatch, tmp_path):
     monkeypatch.delenv("DPVIM_CACHE")
-    monkeypatch.setattr(cache.platformdirs, "user_cache_dir", lambda *a, **k: str(tmp_path))
-    assert cache.remember({"a": "b"}, lambda: 1.5) == 1.5
-    assert cache.remember({"a": "b"}, lambda: 2.5) == 1.5
+    monkeypatch.setattr(
+        cache.platformdirs, "user_cache_dir", lambda *a, **k: str(tmp_path / "dpvim")
+    )
+    assert remembered(1.5) == 1.5
+    assert remembered(2.5) == 1.5
+
+
+def test_an_account_without_a_home_has_no_cache(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DPVIM_CACHE")
+    monkeypatch.setattr(cache.platformdirs, "user_cache_dir", lambda *a, **k: "~/.cache/dpvim")
+    assert remembered(1.5) == 1.5
+    assert remembered(2.5) == 2.5
+    assert list(tmp_path.iterdir()) == []

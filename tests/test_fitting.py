@@ -240,12 +240,13 @@ def test_resume_takes_the_steps_that_are_left():
     whole = quick(num_steps=60, trace_every=10)
     assert whole.resume(X, Y) is whole
     svi = whole.session.svi
+    svi = svi.for_run(0, svi.init(jax.random.key(0), X, Y))  # as before the first step
     part = svi.run(jax.random.key(0), 25, X, Y, progress_bar=False, trace_every=10)
     stopped = dataclasses.replace(
         whole,
         privacy=svi.privacy(part.state, delta=1e-4),
         trace=part.trace,
-        session=whole.session._replace(state=part.state),
+        session=whole.session._replace(svi=svi, state=part.state),
     )
     assert stopped.interrupted
     done = stopped.resume(X, Y)

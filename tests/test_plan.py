@@ -138,6 +138,7 @@ def test_an_uncalibrated_plan_has_no_noise():
         ("clip_norm", 1e-9, "between 1e-4 and 1e6"),
         ("sampling_prob", 0.0, r"sampling_prob: expected a number in \(0, 1\]"),
         ("sampling_prob", 1.5, "sampling_prob"),
+        ("sampling_prob", 1e-16, "sampling_prob: expected at least 1e-09"),
         ("num_steps", 0, "num_steps: expected a positive integer"),
         ("num_steps", 1.5, "num_steps"),
         ("num_examples", True, "num_examples"),

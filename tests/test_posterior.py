@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import shutil
 import secrets
 import zipfile
 
@@ -282,6 +283,27 @@ def test_a_hostile_file_runs_nothing(fit, tmp_path):
         dpvim.load(rewritten(fit, tmp_path, loc=lambda raw: buffer.getvalue()))
     with pytest.raises(dpvim.FileError):
         dpvim.load(rewritten(fit, tmp_path, loc=lambda raw: pickle.dumps(Bomb())))
+
+
+def test_a_file_that_unfolds_to_more_than_the_memory_is_not_read(fit, tmp_path):
+    """Neither zeros that compress to nothing nor a header that promises more than there is."""
+    fit.save(tmp_path / "good.npz", not_for_release=True)
+    shutil.copy(tmp_path / "good.npz", tmp_path / "bomb.npz")
+    with zipfile.ZipFile(tmp_path / "bomb.npz", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("more.npy", bytes(2**27))
+    with pytest.raises(dpvim.FileError, match="unfold to"):
+        dpvim.load(tmp_path / "bomb.npz")
+
+    def promise(raw):
+        header = io.BytesIO()
+        shape = {"descr": "<f4", "fortran_order": False, "shape": (10**13, 3)}
+        np.lib.format.write_array_header_1_0(header, shape)
+        return header.getvalue() + bytes(100)
+
+    with pytest.raises(dpvim.FileError, match="as long as its header says"):
+        dpvim.load(rewritten(fit, tmp_path, loc=promise))
+    with pytest.raises(dpvim.FileError, match="damaged"):
+        dpvim.load(rewritten(fit, tmp_path, meta=lambda raw: b"[" * 200_000))
 
 
 def test_a_file_cannot_claim_less_than_its_plan_costs(fit, tmp_path):

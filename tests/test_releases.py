@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from dpvim.estimator import default_width, width_schedule
 from dpvim.evidence import GaussianPrior, departure_p_values, read
 from dpvim.plan import PrivacyPlan
 from dpvim.release_posterior import MixtureEstimate, estimate_from_releases
-from dpvim.releases import LARGEST_FULL_DIM, NUM_WINDOWS, ReleaseSums, collector
+from dpvim.releases import LARGEST_FULL_DIM, NUM_WINDOWS, Collector
 
 RNG = np.random.default_rng(0)
 STEPS = 4000
@@ -42,9 +43,17 @@ def quadratic_sums(*, h, g_at_zero, plan, spread=0.1, bend=0.0, seed=0, steps=ST
     points = spread * rng.normal(size=(steps, len(h))) + np.linspace(0, spread, steps)[:, None]
     noise = plan.noise_stddev / plan.sampling_prob * rng.normal(size=points.shape)
     gradients = g_at_zero - points @ h + bend * points**2 + noise
-    sums = ReleaseSums.zeros(len(h))
-    collector(sums, plan)(0, len(points), points, gradients * plan.sampling_prob)
-    return sums, points, gradients
+    return sums_of(points, gradients, plan), points, gradients
+
+
+def sums_of(points, gradients, plan, chunks=None):
+    """What a run with these releases would keep, if it were cut into these chunks."""
+    collector, releases = Collector(points.shape[1], plan), gradients * plan.sampling_prob
+    first = 0
+    for length in chunks or [len(points)]:
+        collector.add(first, length, points[first:], releases[first:])
+        first += length
+    return collector.total()
 
 
 H3 = 300.0 * np.array([[1.0, 0.3, 0.0], [0.3, 0.5, -0.1], [0.0, -0.1, 0.4]])
@@ -69,11 +78,26 @@ def test_sums_are_those_of_their_windows():
 
 def test_large_latents_keep_diagonals():
     dim = LARGEST_FULL_DIM + 1
-    sums, plan = ReleaseSums.zeros(dim), plan_of(num_steps=20)
     x, g = RNG.normal(size=(2, 20, dim))
-    collector(sums, plan)(0, len(x), x, g * plan.sampling_prob)
+    sums = sums_of(x, g, plan_of(num_steps=20))
     assert not sums.is_full
     np.testing.assert_allclose(sums.point_gradient.sum(axis=0), (x * g).sum(axis=0))
+
+
+@pytest.mark.parametrize("steps", [STEPS, 1000, 777, 10])
+def test_sums_do_not_depend_on_how_a_run_was_cut(steps):
+    """To the last bit: the pace of a run follows the clock, which knows about the data."""
+    plan = plan_of(num_steps=steps)
+    rng = np.random.default_rng(0)
+    points, gradients = rng.normal(size=(2, steps, 3)) * np.array([1.0, 1e3, 1e-3])
+    whole = sums_of(points, gradients, plan)
+    assert whole.steps.sum() == steps
+    for longest in (1, 7, 300):
+        chunks = []
+        while sum(chunks) < steps:
+            chunks.append(min(int(rng.integers(1, longest + 1)), steps - sum(chunks)))
+        for one, other in zip(whole, sums_of(points, gradients, plan, chunks), strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def model(X, y=None):
@@ -99,12 +123,24 @@ def quick(**changes):
     return dpvim.fit(model, X, Y, **(options | changes))
 
 
-def test_sums_of_a_run_do_not_depend_on_its_chunks(monkeypatch):
-    whole = quick().releases
-    monkeypatch.setattr(infer, "_LONGEST_CHUNK", 37)
-    for together, cut in zip(whole, quick().releases, strict=True):
-        np.testing.assert_allclose(cut, together, rtol=1e-9)
-    assert whole.steps.sum() == 1000
+def test_a_saved_fit_does_not_tell_the_pace_of_the_run(monkeypatch, tmp_path):
+    """A record that makes the model slow must not show: the same releases, the same bytes."""
+    files = {}
+    for pace, seconds in {"slow": 100.0, "fast": 1e-9}.items():
+        record = infer._Pace.record
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                infer._Pace,
+                "record",
+                lambda self, length, _, s=seconds, record=record: record(self, length, s),
+            )
+            patched.setattr(time, "localtime", lambda *_, s=seconds: time.gmtime(1e9 + 1e9 * s))
+            patched.setattr(time, "time", lambda s=seconds: 1e9 + 1e6 * s)
+            fit = quick()
+            fit.save(tmp_path / pace, not_for_release=True)
+        files[pace] = (tmp_path / pace).read_bytes()
+    assert fit.releases.steps.sum() == 1000
+    assert files["slow"] == files["fast"]
 
 
 def test_sums_of_a_run_are_those_of_its_steps():
@@ -253,10 +289,9 @@ def test_the_test_sees_a_bend_and_nothing_else():
 
 def test_far_windows_are_left_out():
     plan = plan_of(noise_multiplier=0.5)
-    sums, points, gradients = quadratic_sums(h=H3, g_at_zero=np.zeros(3), plan=plan)
-    sums = ReleaseSums.zeros(3)
+    _, points, gradients = quadratic_sums(h=H3, g_at_zero=np.zeros(3), plan=plan)
     points = points + np.where(np.arange(STEPS) < STEPS // 8, 5.0, 0.0)[:, None]
-    collector(sums, plan)(0, len(points), points, gradients * plan.sampling_prob)
+    sums = sums_of(points, gradients, plan)
     reading = read(sums, plan, FLAT)
     np.testing.assert_array_equal(reading.used, np.arange(NUM_WINDOWS) >= NUM_WINDOWS // 8)
 
@@ -444,10 +479,9 @@ def test_a_few_windows_do_not_divide_by_nothing():
     dim, steps = 12, 64
     plan = plan_of(num_steps=steps * 4)
     rng = np.random.default_rng(0)
-    sums = ReleaseSums.zeros(dim)
     points, noise = 0.1 * rng.normal(size=(steps, dim)), rng.normal(size=(steps, dim))
     gradients = -100.0 * points + plan.noise_stddev / plan.sampling_prob * noise
-    collector(sums, plan)(0, steps, points, gradients * plan.sampling_prob)
+    sums = sums_of(points, gradients, plan)
     reading = read(sums, plan, GaussianPrior(np.zeros(dim), np.ones(dim)))
     assert np.isfinite(reading.evidence.noise).all()
 

@@ -140,3 +140,13 @@ def test_huge_data_cost_only_their_batches():
     assert (batches != EMPTY).sum(axis=1).mean() == pytest.approx(10, abs=0.5)
     assert batches.max() < 10**9
     assert batches.max() > 0.99 * 10**9
+
+
+@pytest.mark.parametrize("prob", [1e-9, 4e-16, 1e-18, 1e-300])
+def test_gaps_saturate_instead_of_overflowing(prob):
+    """Below 4e-16 they did overflow, and the first record was in every batch."""
+    gaps = _geometric(np.random.default_rng(0), prob, 4096)
+    assert gaps.min() >= 1
+    assert np.cumsum(gaps).min() > 0
+    sampler = PoissonSampler(SecretStreams(1), num_rows=10, sampling_prob=prob, max_batch_size=10)
+    assert (sampler.draw(1000) == EMPTY).all()

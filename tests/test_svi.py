@@ -60,9 +60,50 @@ def test_what_update_releases_has_the_noise_of_the_plan():
 def test_updates_stop_where_the_budget_ends():
     svi = svi_of()
     state = svi.run(jax.random.key(0), 30, X, Y, progress_bar=False).state
-    with pytest.raises(dpvim.BudgetExceededError, match="30 steps"):
+    with pytest.raises(dpvim.BudgetExceededError, match="pays for 30 in all"):
         svi.update(state, X, Y)
     assert svi.privacy(state, delta=1e-3).epsilon == svi.plan.epsilon(1e-3)
+
+
+def test_every_step_on_data_is_counted_whichever_verb_took_it():
+    """Ten runs and some updates from their beginnings claimed the cost of the updates alone."""
+    svi = svi_of()
+    start = svi.init(jax.random.key(0), X, Y)
+    for _ in range(4):
+        run = svi.run(jax.random.key(0), 5, X, Y, init_state=start, progress_bar=False)
+    for _ in range(6):
+        svi.update(start, X, Y)
+    statement = svi.privacy(run.state, delta=1e-3)
+    assert statement.steps_done == 26
+    assert statement.epsilon == svi.plan.with_steps(26).epsilon(1e-3)
+    with pytest.raises(dpvim.BudgetExceededError, match="26 of them were taken"):
+        svi.run(jax.random.key(1), 5, X, Y, progress_bar=False)
+    svi.run_many(jax.random.key(0), 3, 10, X, Y, progress_bar=False)
+    statement = svi.privacy(run.state, delta=1e-3)
+    assert statement.steps_done == 56
+    assert statement.epsilon == svi.plan.with_steps(56).epsilon(1e-3) > svi.plan.epsilon(1e-3)
+    assert "56 in several runs" in str(statement)
+    with pytest.raises(dpvim.BudgetExceededError):
+        svi.update(start, X, Y)
+
+
+def test_steps_of_another_object_count_with_the_state_they_led_to():
+    first = svi_of().run(jax.random.key(0), 10, X, Y, progress_bar=False)
+    svi = svi_of()
+    for _ in range(2):  # two ways on from one state: its ten steps, and five twice
+        on = svi.run(jax.random.key(0), 5, X, Y, init_state=first.state, progress_bar=False)
+    assert svi.privacy(on.state, delta=1e-3).steps_done == 20
+
+
+def test_an_interrupted_run_is_charged_for_the_steps_it_took(monkeypatch, ctrl_c):
+    monkeypatch.setattr("dpvim.infer._LONGEST_CHUNK", 5)
+    ctrl_c(2)
+    svi = svi_of()
+    result = svi.run(jax.random.key(0), 30, X, Y, progress_bar=False)
+    assert result.interrupted
+    done = int(result.state.step)
+    assert svi.privacy(result.state, delta=1e-3).steps_done == done < 30
+    svi.run(jax.random.key(0), 30 - done, X, Y, init_state=result.state, progress_bar=False)
 
 
 def test_run_continues_from_a_state():
@@ -144,7 +185,7 @@ def test_new_constants_are_not_taken_for_the_old_ones():
 
     plan = svi_of().plan
     svi = dpvim.DPSVI(shifted, "mean_field", optax.adam(1e-2), plan, seed=1)
-    runs = [svi.run(jax.random.key(0), 30, X, Y, offset, progress_bar=False) for offset in (0, 50)]
+    runs = [svi.run(jax.random.key(0), 15, X, Y, offset, progress_bar=False) for offset in (0, 50)]
     assert not np.array_equal(runs[0].trace.loc, runs[1].trace.loc)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from dpvim.estimates import DivergedError
 from dpvim.family import FAMILIES
 from dpvim.fitting import fit, fit_many, fit_nonprivate
+from dpvim.models.data import public
 from dpvim.plan import PrivacyPlan
 from dpvim.posterior import Posterior
 from dpvim.result import Fit, load
@@ -62,6 +63,7 @@ __all__ = [
     "fit_many",
     "fit_nonprivate",
     "load",
+    "public",
     "read_table",
     "synthesize",
 ]

@@ -72,6 +72,8 @@ _MANY_POINTS = 2**20
 _MOST_POINTS = 2**22
 
 _LEAST_NOISE = 1e-3
+# Noise from disk may leave at most a small part of the budget unused.
+_LEAST_PART = 0.98
 
 
 def dp_event(
@@ -135,9 +137,15 @@ def epsilon_of(
     Raises:
         ValueError: The cap alone adds `delta` or more.
     """
-    relation = Relation(relation)
-    question = {"delta": repr(float(delta)), "event": repr(event), "relation": relation.value}
-    return cache.remember(_filed("epsilon_of", question), lambda: _epsilon(event, delta, relation))
+    return _epsilon_in_memory(event, float(delta), Relation(relation))
+
+
+@functools.lru_cache(maxsize=1024)
+def _epsilon_in_memory(
+    event: dp_accounting.SelfComposedDpEvent, delta: float, relation: Relation
+) -> float:
+    """Epsilon, computed once in a process. No file is asked: this is what statements claim."""
+    return _epsilon(event, delta, relation)
 
 
 def calibrate_noise(
@@ -157,9 +165,9 @@ def calibrate_noise(
     """
     relation = Relation(relation)
 
-    def event_at(log_noise: float) -> dp_accounting.SelfComposedDpEvent:
+    def event_with(noise: float) -> dp_accounting.SelfComposedDpEvent:
         return dp_event(
-            noise_multiplier=math.exp(log_noise),
+            noise_multiplier=noise,
             sampling_prob=sampling_prob,
             num_steps=num_steps,
             num_examples=num_examples,
@@ -168,7 +176,15 @@ def calibrate_noise(
 
     @functools.cache
     def cost(log_noise: float, tolerance: float) -> float:
-        return _epsilon(event_at(log_noise), delta, relation, tolerance, one_direction=True)
+        event = event_with(math.exp(log_noise))
+        return _epsilon(event, delta, relation, tolerance, one_direction=True)
+
+    def cost_of(noise: float) -> float:
+        return epsilon_of(event_with(noise), delta=delta, relation=relation)
+
+    def is_right(noise: float) -> bool:
+        """Whether noise that was found on disk is enough, and not far more than that."""
+        return noise >= _LEAST_NOISE and _LEAST_PART * epsilon <= cost_of(noise) <= epsilon
 
     def answer() -> float:
         guess = _gaussian_limit_noise(epsilon, delta, relation, sampling_prob, num_steps)
@@ -177,26 +193,20 @@ def calibrate_noise(
         near = _bracketed_root(rough, epsilon, math.log(guess))
         slope = (rough(near + 0.05) - rough(near)) / 0.05
         log_noise = _root_near(near, fine, epsilon, slope)
-        while epsilon_of(event_at(log_noise), delta=delta, relation=relation) > epsilon:
+        while cost_of(math.exp(log_noise)) > epsilon:
             log_noise += _LOG_NOISE_TOLERANCE
         return math.exp(log_noise)
 
     question = {
         "delta": repr(float(delta)),
         "epsilon": repr(float(epsilon)),
-        "event": repr(event_at(0.0)),
+        "event": repr(event_with(1.0)),
         "relation": relation.value,
     }
-    return cache.remember(_filed("calibrate_noise", question), answer)
-
-
-def _filed(function: str, question: dict[str, str]) -> dict[str, str]:
-    """The question with all else that its answer depends on."""
-    versions = {
-        "algorithm": str(_ALGORITHM),
-        "dp-accounting": importlib.metadata.version("dp-accounting"),
+    versions = {"algorithm": str(_ALGORITHM)} | {
+        name: importlib.metadata.version(name) for name in ("dpvim", "dp-accounting")
     }
-    return {"function": function, **versions, **question}
+    return cache.remember(versions | question, answer, is_right=is_right)
 
 
 def _bracketed_root(cost: Callable[[float], float], epsilon: float, guess: float) -> float:
@@ -571,9 +581,11 @@ def _solve(
     if too_low.size == 0:
         return floor if low <= floor else None
     below, above = too_low[-1], too_low[-1] + 1
-    # Between points of the grid delta is linear in exp(epsilon).
-    step_back = math.log((at_or_above[above] - budgets[below]) / discounted[above])
-    return max(floor, float(loss[above]) + min(0.0, step_back) + rounding)
+    # Between points of the grid delta is linear in exp(epsilon). Where the rounding errors alone
+    # exceed the budget there may be no mass, and no way back.
+    excess, most = at_or_above[above] - budgets[below], discounted[above]
+    step_back = math.log(excess / most) if excess < most else 0.0
+    return max(floor, float(loss[above]) + step_back + rounding)
 
 
 def _rounding_share(grid: _Grid, num_steps: int, delta: float, epsilon: float) -> float:

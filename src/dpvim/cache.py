@@ -1,7 +1,10 @@
-"""Answers of the accountant, kept on disk: they depend on public numbers only.
+"""Noise multipliers that the accountant found before, kept on disk: public numbers only.
 
 ``DPVIM_CACHE`` names the folder; empty or ``off`` keeps nothing. Unset, it is the usual place for
 caches of this system. A cache that cannot be read or written is as good as none.
+
+No guarantee rests on a file. An answer is used only after the caller has checked it, and files and
+folders that others could have written are not looked at.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import hashlib
 import json
 import math
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,47 +24,69 @@ import platformdirs
 _SWITCHED_OFF = ("", "off")
 
 
-def remember(question: Mapping[str, str], answer: Callable[[], float]) -> float:
-    """The answer to `question`: from disk if it was asked before, else from `answer`.
+def remember(
+    question: Mapping[str, str], answer: Callable[[], float], *, is_right: Callable[[float], bool]
+) -> float:
+    """The answer to `question`: from disk if one is there and is right, else from `answer`.
 
     The question names everything the answer depends on, versions of the code among them.
     """
-    path = _path_of(question)
-    if path is None:
+    folder = _folder()
+    if folder is None:
         return answer()
+    name = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
+    path = folder / f"{name}.json"
     known = _read(path, question)
-    if known is not None:
+    if known is not None and is_right(known):
         return known
     value = answer()
     _write(path, question, value)
     return value
 
 
-def _path_of(question: Mapping[str, str]) -> Path | None:
-    folder = os.environ.get("DPVIM_CACHE")
-    if folder is None:
-        folder = platformdirs.user_cache_dir("dpvim", appauthor=False)
-    if folder.strip().lower() in _SWITCHED_OFF:
+def _folder() -> Path | None:
+    """The folder of the answers, which nobody else can write; None without one."""
+    given = os.environ.get("DPVIM_CACHE")
+    if given is not None and given.strip().lower() in _SWITCHED_OFF:
         return None
-    name = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
-    return Path(folder) / "accounting" / f"{name}.json"
+    base = Path(given or platformdirs.user_cache_dir("dpvim", appauthor=False))
+    if given is None and not base.is_absolute():  # an account without a home
+        return None
+    with contextlib.suppress(OSError):
+        base.parent.mkdir(parents=True, exist_ok=True)
+        folder = base / "accounting"
+        for own in (base, folder):
+            own.mkdir(mode=0o700, exist_ok=True)
+            if not _is_ours_alone(own):
+                return None
+        return folder
+    return None
+
+
+def _is_ours_alone(path: Path) -> bool:
+    """Whether a file or folder belongs to this user, and nobody else may write it."""
+    if not hasattr(os, "getuid"):  # a system whose accounts have folders of their own
+        return True
+    found = path.stat()
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _read(path: Path, question: Mapping[str, str]) -> float | None:
     try:
+        if not _is_ours_alone(path):
+            return None
         entry = json.loads(path.read_text(encoding="utf-8"))
         answer = entry["answer"]
         # A file that was cut off, moved or edited does not answer this question.
         sane = entry["question"] == dict(question) and isinstance(answer, float)
-        return answer if sane and math.isfinite(answer) and answer >= 0 else None
-    except (OSError, ValueError, KeyError, TypeError):
+        return answer if sane and math.isfinite(answer) and answer > 0 else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
 def _write(path: Path, question: Mapping[str, str], answer: float) -> None:
-    """A reader sees all of the file or none of it, whoever else writes at the same time."""
+    """Write a file that a reader sees all of or nothing, whoever else writes at the same time."""
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
         handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         try:
             with open(handle, "w", encoding="utf-8") as file:

@@ -22,6 +22,7 @@ from dpvim.plan import (
     NonPrivatePlan,
     Plan,
     PrivacyPlan,
+    check_sampling_prob,
     default_sampling_prob,
     resolve_num_steps,
     warn_if_delta_large,
@@ -81,8 +82,9 @@ def fit(
     Args:
         model: Written for the whole data set, as for NUTS. Its observed sites must be independent
             over records given the latents.
-        data, keyword_data: What the model takes: arrays (or pytrees of arrays) with a row for
-            each record; Python numbers are public constants.
+        data, keyword_data: What the model takes: arrays with a row for each record, in dicts,
+            lists and tuples as you like. Python numbers and texts given as arguments of their own
+            are public constants; anything else that is public is declared: `dpvim.public(value)`.
         epsilon, delta: The budget. Or give `noise_multiplier`, and epsilon is reported.
         variant: ``aligned``, ``vanilla``, ``natural``, ``preconditioned``, ``aligned_natural``.
         family: ``mean_field``, ``full_rank``, or NumPyro's AutoDiagonalNormal or
@@ -331,7 +333,7 @@ def _fit_all(
     whose = [(svi, i) for svi, members, _ in groups for i in members]
     found = {}
     for (svi, i), result in zip(whose, results, strict=True):
-        machine = svi.with_seed(calls[i].settings.seed)
+        machine = svi.for_run(calls[i].settings.seed, result.state)
         found[i] = Fit(
             machine.plan,
             machine.privacy(result.state, delta=delta),
@@ -363,7 +365,7 @@ def _length(
     """Sampling probability and number of steps, by the default rules where not given."""
     if sampling_prob is None:
         sampling_prob = default_sampling_prob(num_examples=num_examples, dim=dim)
-    sampling_prob = _validate.probability("sampling_prob", sampling_prob)
+    sampling_prob = check_sampling_prob(sampling_prob)
     steps = resolve_num_steps(
         num_steps=num_steps, num_epochs=num_epochs, sampling_prob=sampling_prob
     )

@@ -30,7 +30,7 @@ from dpvim.noise import RoundedGaussianNoise
 from dpvim.plan import Plan
 from dpvim.progress import ProgressBar
 from dpvim.randomness import SecretStreams
-from dpvim.releases import Collect, ReleaseSums, collector
+from dpvim.releases import Collector, ReleaseSums
 from dpvim.sampling import PoissonSampler
 from dpvim.trace import Trace
 from dpvim.types import BudgetExceededError, Record
@@ -237,8 +237,7 @@ def run(
     supply = Supply(engine, num_rows_of(data), streams)
     data = engine.ready(data)
     capacity = _chunk_capacity(engine, supply.batch_size, trace_every, num_steps)
-    sums = ReleaseSums.zeros(engine.family.dim) if engine.variant.releases_gradient else None
-    collect = None if sums is None else collector(sums, engine.plan)
+    collector = _collector(engine)
     state, steps, snapshots = _loop(
         functools.partial(engine.run_chunk, data=data),
         supply.draw,
@@ -247,9 +246,9 @@ def run(
         capacity=capacity,
         trace_every=trace_every,
         watch=watch,
-        collect=collect,
+        collect=collector and collector.add,
     )
-    return Run(state, Trace.stack(steps, snapshots), sums)
+    return Run(state, Trace.stack(steps, snapshots), collector and collector.total())
 
 
 def run_many(
@@ -287,15 +286,13 @@ def run_many(
 
     capacity = _chunk_capacity(engine, supplies[0].batch_size, trace_every, num_steps)
     run_chunks = engine.run_chunks_apart if stacked else engine.run_chunks
-    sums = [
-        ReleaseSums.zeros(engine.family.dim) if engine.variant.releases_gradient else None
-        for _ in supplies
-    ]
-    collectors = [collector(each, engine.plan) for each in sums if each is not None]
+    collectors = [_collector(engine) for _ in supplies]
 
     def collect(first: int, length: int, points: Array, releases: Array) -> None:
-        for one, point, release in zip(collectors, points, releases, strict=True):
-            one(first, length, point, release)
+        each = zip(collectors, np.asarray(points), np.asarray(releases), strict=True)
+        for one, point, release in each:
+            if one is not None:
+                one.add(first, length, point, release)
 
     states, steps, snapshots = _loop(
         lambda state, rows, noise, bounds: run_chunks(state, data, rows, noise, bounds),
@@ -306,8 +303,9 @@ def run_many(
         trace_every=trace_every,
         watch=Watch(lambda steps: watch.advance(steps * len(supplies)), watch.stopped),
         axis=1,
-        collect=collect if collectors else None,
+        collect=collect,
     )
+    sums = [one and one.total() for one in collectors]
     return [
         Run(
             jax.tree.map(lambda leaf, i=i: leaf[i], states),
@@ -316,6 +314,13 @@ def run_many(
         )
         for i in range(len(supplies))
     ]
+
+
+def _collector(engine: Engine) -> Collector | None:
+    """What sums up the releases of a run, where these are gradients of the latent."""
+    if not engine.variant.releases_gradient:
+        return None
+    return Collector(engine.family.dim, engine.plan)
 
 
 def _loop(
@@ -328,7 +333,7 @@ def _loop(
     trace_every: int,
     watch: Watch,
     axis: int = 0,
-    collect: Collect | None = None,
+    collect: Callable[[int, int, Array, Array], None] | None = None,
 ) -> tuple[State, list[int], list[Params]]:
     """Chunk after chunk until the span is done or the watch says stop.
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 # nine to ten standard deviations above the mean for large batches, more for a few records. The
 # cap must not depend on the number of steps: a run that is stopped keeps the one it had.
 _MOST_CUT_PROB = 1e-22
+# A record is drawn once in a billion steps, which is more than any run takes. Below 4e-16 the gaps
+# between the records that are drawn would no longer fit 64 bits.
+_SMALLEST_SAMPLING_PROB = 1e-9
 # Fine enough that rounding costs next to nothing, coarse enough that 64 standard deviations of
 # noise fit 32 bits.
 _GRID_BITS = 24
@@ -90,7 +93,7 @@ class PrivacyPlan(_Schedule):
     def __post_init__(self) -> None:
         put = object.__setattr__
         put(self, "num_examples", _validate.positive_int("num_examples", self.num_examples))
-        put(self, "sampling_prob", _validate.probability("sampling_prob", self.sampling_prob))
+        put(self, "sampling_prob", check_sampling_prob(self.sampling_prob))
         put(self, "num_steps", _validate.positive_int("num_steps", self.num_steps))
         put(self, "clip_norm", _check_clip_norm(self.clip_norm))
         relation = _validate.one_of("relation", self.relation, [r.value for r in Relation])
@@ -172,6 +175,17 @@ class PrivacyPlan(_Schedule):
             "num_examples": self.num_examples,
             "max_batch_size": self.max_batch_size,
         }
+
+
+def check_sampling_prob(value: object) -> float:
+    """A probability that the sampler can draw with: from 1e-9 to 1."""
+    prob = _validate.probability("sampling_prob", value)
+    if prob < _SMALLEST_SAMPLING_PROB:
+        raise ValueError(
+            f"sampling_prob: expected at least {_SMALLEST_SAMPLING_PROB:g}, got {value!r}: hardly "
+            "any record would ever be used. Choose a larger one, or leave it to the default."
+        )
+    return prob
 
 
 def _check_clip_norm(value: object) -> float:

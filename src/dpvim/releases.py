@@ -12,9 +12,8 @@ the place. All of it is post-processing of DP outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +23,12 @@ from jaxtyping import Array, Float
 from dpvim.compiling import jit_quickly
 from dpvim.plan import Plan
 
-Collect: TypeAlias = Callable[[int, int, Any, Any], None]
-"""``(first step, number of steps, points, releases)``: takes the steps of a chunk. The arrays have
-a row for each step and may have more."""
-
 NUM_WINDOWS = 16
 # Beyond this many coordinates products of different coordinates are not kept: 16 windows of two
 # matrices would be 8 MB and more, in memory and in every saved fit.
 LARGEST_FULL_DIM = 128
+# Steps that are summed at a time.
+_BLOCK_STEPS = 256
 
 
 class ReleaseSums(NamedTuple):
@@ -87,45 +84,75 @@ class ReleaseSums(NamedTuple):
             total[window] += np.asarray(part)
 
 
-def collector(sums: ReleaseSums, plan: Plan) -> Collect:
-    """A function that adds the steps of a chunk to `sums`."""
+class Collector:
+    """Adds up the points and releases of a run, as they come.
 
-    def collect(first: int, length: int, points: Any, releases: Any) -> None:
-        most = min(len(points), plan.num_steps // NUM_WINDOWS + 1)  # steps of a window
-        windows = np.arange(first, first + length) * NUM_WINDOWS // plan.num_steps
-        for window in np.unique(windows):
-            start, end = np.searchsorted(windows, [window, window + 1])
-            with jax.enable_x64(True):
-                part = _sums_of_rows(
-                    points, releases, plan.sampling_prob, start, end, most=most, full=sums.is_full
-                )
-            sums.add(int(window), part)
+    Guarantees:
+        The sums are a function of what was released. Steps come in chunks whose lengths follow the
+        clock, so rows wait until their block is complete: blocks begin at multiples of a fixed
+        number of steps, and each is summed by the same program, in order.
+    """
 
-    return collect
+    def __init__(self, dim: int, plan: Plan) -> None:
+        self._sums = ReleaseSums.zeros(dim)
+        self._plan = plan
+        self._points, self._releases = np.zeros((2, _BLOCK_STEPS, dim))
+        self._first = self._end = 0  # the steps that wait
+
+    def add(self, first: int, length: int, points: Any, releases: Any) -> None:
+        """Take the steps from `first` on. The arrays may have more rows than that."""
+        points, releases = np.asarray(points), np.asarray(releases)
+        done = 0
+        while done < length:
+            step = first + done
+            if self._first == self._end:
+                self._first = self._end = step
+            count = min(length - done, self._end_of_block(step) - step)
+            to, taken = self._end - self._first, slice(done, done + count)
+            self._points[to : to + count] = points[taken]
+            self._releases[to : to + count] = releases[taken]
+            self._end, done = step + count, done + count
+            if self._end == self._end_of_block(step):
+                self._sum_up()
+
+    def total(self) -> ReleaseSums:
+        """The sums of all steps so far, at the end of a run."""
+        self._sum_up()
+        return self._sums
+
+    def _end_of_block(self, step: int) -> int:
+        """Blocks end at multiples of their length, and where a window ends."""
+        window_end = -(-(self._window(step) + 1) * self._plan.num_steps // NUM_WINDOWS)
+        return min((step // _BLOCK_STEPS + 1) * _BLOCK_STEPS, window_end)
+
+    def _window(self, step: int) -> int:
+        return step * NUM_WINDOWS // self._plan.num_steps
+
+    def _sum_up(self) -> None:
+        count = self._end - self._first
+        if count == 0:
+            return
+        with jax.enable_x64(True):
+            part = _sums_of_rows(
+                self._points, self._releases, self._plan.sampling_prob, count, self._sums.is_full
+            )
+        self._sums.add(self._window(self._first), part)
+        self._first = self._end
 
 
-@partial(jit_quickly, static_argnames=("most", "full"))
+@partial(jit_quickly, static_argnames="full")
 def _sums_of_rows(
-    points: Float[Array, "steps d"],
-    releases: Float[Array, "steps d"],
+    points: Float[Array, "block d"],
+    releases: Float[Array, "block d"],
     sampling_prob: float,
-    start: int,
-    end: int,
-    *,
-    most: int,
+    count: int,
     full: bool,
 ) -> Any:
-    """The sums of rows `start` to `end`, at most `most`. Which rows they are is a value, so that
-    one compilation serves all chunks: `most` rows are read, and the others among them are zeros."""
-    begin = jnp.minimum(start, points.shape[0] - most)
-    rows = begin + jnp.arange(most)
-    counts = ((start <= rows) & (rows < end)).astype(jnp.float64)
+    """The sums of the first `count` rows of a block."""
+    counts = (jnp.arange(points.shape[0]) < count).astype(jnp.float64)
 
-    def chosen(values: Array) -> Float[Array, "most d"]:
-        some = jax.lax.dynamic_slice_in_dim(values, begin, most).astype(jnp.float64)
-        return jnp.where(counts[:, None] > 0, some, 0.0)
-
-    x, g = chosen(points), chosen(releases) / sampling_prob
+    x, g = (jnp.where(counts[:, None] > 0, values, 0.0) for values in (points, releases))
+    g = g / sampling_prob
     products = (x.T @ x, x.T @ g) if full else ((x * x).sum(axis=0), (x * g).sum(axis=0))
     sums: Any = (counts.sum(), x.sum(axis=0), g.sum(axis=0), *products, (g * g).sum(axis=0))
     return ReleaseSums(*sums)

@@ -19,6 +19,9 @@ import numpy as np
 from dpvim.randomness import SecretStreams
 
 _BLOCK = 4096
+# A block of gaps must not overflow 64 bits. Longer gaps end where no run comes: at the smallest
+# probability that plans allow, one gap in e^10^6 is as long.
+_LONGEST_GAP = 2**50
 
 
 EMPTY = -1
@@ -94,8 +97,9 @@ def _geometric(generator: np.random.Generator, prob: float, count: int) -> np.nd
     """Geometric(prob) numbers, 1 and more, by inversion: the whole part of an exponential variable.
 
     For probabilities below a third `generator.geometric` draws the same numbers, with a logarithm
-    for each.
+    for each. Gaps beyond 2^50 are cut to that.
     """
     with np.errstate(divide="ignore"):  # prob 1 has an infinite rate: all gaps are 1
         rate = -np.log1p(-prob)
-    return 1 + (generator.standard_exponential(count) / rate).astype(np.int64)
+    gaps = generator.standard_exponential(count) / rate
+    return 1 + np.minimum(gaps, _LONGEST_GAP).astype(np.int64)

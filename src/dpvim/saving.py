@@ -12,8 +12,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 import os
 import zipfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +35,11 @@ if TYPE_CHECKING:
 
 FORMAT = "dpvim fit"
 VERSION = 1
+
+# A small file could unfold to more than the memory. Traces are noise, which hardly gets smaller
+# when it is compressed; files up to the first number are read whatever they hold.
+_ALWAYS_READ = 64 * 2**20
+_MOST_EXPANSION = 50
 
 _RELEASES, _PRIOR = "releases", "prior"
 _PARAMS: dict[str, Any] = {"mean_field": MeanField, "full_rank": FullRank}
@@ -87,12 +94,19 @@ def write(path: str | Path, saved: SavedFit) -> None:
     target = Path(path)
     partial = target.with_name(target.name + ".partial")
     with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("meta.json", json.dumps(meta, indent=1))
+        _add(archive, "meta.json", json.dumps(meta, indent=1).encode())
         for name, array in arrays.items():
             buffer = io.BytesIO()
             np.save(buffer, np.asarray(array), allow_pickle=False)
-            archive.writestr(f"{name}.npy", buffer.getvalue())
+            _add(archive, f"{name}.npy", buffer.getvalue())
     os.replace(partial, target)
+
+
+def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    """Add a member without the time of day: how long a run took is not released."""
+    member = zipfile.ZipInfo(name)
+    member.external_attr = 0o644 << 16
+    archive.writestr(member, content, zipfile.ZIP_DEFLATED)
 
 
 def read(path: str | Path) -> SavedFit:
@@ -104,6 +118,7 @@ def read(path: str | Path) -> SavedFit:
         raise FileNotFoundError(f"{source}: there is no such file.")
     try:
         with zipfile.ZipFile(source) as archive:
+            _check_size(source, archive)
             if "meta.json" not in archive.namelist():
                 raise FileError(f"{source}: not a fit saved by dpvim (an archive of another kind).")
             meta = json.loads(archive.read("meta.json"))
@@ -119,16 +134,40 @@ def read(path: str | Path) -> SavedFit:
         raise FileError(
             f"{source}: not a fit saved by dpvim, or cut short. Copy or save it again."
         ) from error
-    except (KeyError, ValueError, TypeError, AttributeError, EOFError) as error:
+    except (
+        *(KeyError, ValueError, TypeError, AttributeError, EOFError, OverflowError),
+        *(zlib.error, RecursionError, NotImplementedError, RuntimeError),
+    ) as error:
         raise FileError(
             f"{source}: damaged or not written by dpvim ({type(error).__name__}: {error})."
         ) from error
 
 
+def _check_size(source: Path, archive: zipfile.ZipFile) -> None:
+    """Refuse a file that would unfold to far more than it is. No member unfolds to more than the
+    archive says."""
+    total = sum(member.file_size for member in archive.infolist())
+    if total > max(_ALWAYS_READ, _MOST_EXPANSION * source.stat().st_size):
+        raise FileError(
+            f"{source}: not a fit saved by dpvim (it would unfold to {total / 2**20:,.0f} MB)."
+        )
+
+
 def _arrays(archive: zipfile.ZipFile, names: Iterable[str]) -> dict[str, np.ndarray]:
-    return {
-        name: np.load(io.BytesIO(archive.read(f"{name}.npy")), allow_pickle=False) for name in names
-    }
+    return {name: _array(name, archive.read(f"{name}.npy")) for name in names}
+
+
+def _array(name: str, content: bytes) -> np.ndarray:
+    """The array in a file of NumPy's, which must be as long as its header says."""
+    buffer = io.BytesIO(content)
+    read_header = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }[np.lib.format.read_magic(buffer)]
+    shape, _, dtype = read_header(buffer)
+    if math.prod(shape) * dtype.itemsize != len(content) - buffer.tell():
+        raise ValueError(f"the array {name!r} is not as long as its header says")
+    return np.load(io.BytesIO(content), allow_pickle=False)
 
 
 def _optional(archive: zipfile.ZipFile, group: str, kind: Any) -> Any:

@@ -74,7 +74,8 @@ class PrivacyStatement:
     def of(
         cls, plan: PrivacyPlan, *, delta: float, steps_done: int, released: str, for_testing: bool
     ) -> PrivacyStatement:
-        """The statement of `steps_done` steps of `plan`; a run that was stopped costs less."""
+        """The statement of `steps_done` steps of `plan`: fewer, or more in several runs, than one
+        run of it has."""
         return cls(
             plan=plan,
             delta=delta,
@@ -115,8 +116,10 @@ class PrivacyStatement:
     def __str__(self) -> str:
         plan = self.plan
         steps = f"{self.steps_done:,}"
-        if self.steps_done != plan.num_steps:
+        if self.steps_done < plan.num_steps:
             steps += f" of {plan.num_steps:,} planned (stopped early)"
+        elif self.steps_done > plan.num_steps:
+            steps += f" in several runs of at most {plan.num_steps:,}, all of them together"
         noise = f"noise multiplier {plan.noise_multiplier:.4g}"
         rows = [
             ("guarantee", f"({_round_up(self.epsilon)}, {self.delta:g})-differential privacy"),

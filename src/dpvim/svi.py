@@ -50,7 +50,7 @@ from dpvim.infer import (
     watching,
 )
 from dpvim.models.bridge import BridgedModel, bridge
-from dpvim.models.data import ModelInput, is_constant, prepare
+from dpvim.models.data import ModelInput, map_arrays, prepare
 from dpvim.models.guides import family_name, guide_for, init_scale_of
 from dpvim.models.latent_space import LatentSpace
 from dpvim.plan import NonPrivatePlan, Plan, PrivacyPlan
@@ -107,8 +107,10 @@ class DPSVI:
         seed: For tests only: fixes batches and noise, and with them undoes the privacy.
 
     Guarantees:
-        The data are reached through `update` and `run` alone; each step costs what one step of
-        the plan costs, and no step beyond the plan's is taken from one state on.
+        The data are reached through `update`, `run` and `run_many` alone. Every step on data costs
+        what one step of the plan costs, and the object counts all that it ever took, from whatever
+        states and whichever verb took them: `privacy` is about all of them together. `update` and
+        `run` take no step beyond the plan's number.
     """
 
     def __init__(
@@ -146,7 +148,7 @@ class DPSVI:
         first_look = make_variant(variant, FAMILIES[self._family_name](1, scale_transform))
         self._probe_width = _check_probe_width(probe_width, first_look)
         self._supply: Supply | None = None
-        self._updates = 0  # from whatever states
+        self._steps_taken = 0  # on data, by all verbs, with those that led to states given
         self._signature: tuple[Any, ...] | None = None
         self._last_seen: tuple[list[Any], ModelInput] | None = None
         self._ready_records: Any = None  # of the data last seen, for `update`
@@ -176,18 +178,13 @@ class DPSVI:
         The same arrays given again are not read again.
         """
         inputs = self._read(args, kwargs)
-        if max(int(state.step), self._updates) >= self.plan.num_steps:
-            raise BudgetExceededError(
-                f"the plan pays for {self.plan.num_steps} steps and all of them were taken, from "
-                "this state or from others. Make a plan for more steps, or stop."
-            )
+        self._spend(state, 1)
         if self._supply is None:
             streams = SecretStreams(self.seed, start_step=int(state.step))
             self._supply = Supply(self._engine, inputs.num_rows, streams)
         if self._ready_records is None:
             self._ready_records = self._engine.ready(inputs.records)
         rows, noise = self._supply.draw(1, 1)
-        self._updates += 1
         return self._one_step(state, self._ready_records, rows[0], noise[0])
 
     def get_params(self, state: State) -> dict[str, Array]:
@@ -208,13 +205,16 @@ class DPSVI:
     ) -> RunResult:
         """Take `num_steps` steps, from `init_state` if given.
 
-        Ctrl-C ends the run between two chunks of steps and returns what was released so far.
+        Ctrl-C ends the run between two chunks of steps and returns what was released so far. A
+        second run of all steps would cost as much again, and is refused: it takes a new object,
+        whose statement is about that run alone.
         """
         num_steps = _validate.positive_int("num_steps", num_steps)
         if init_state is None:
             init_state = self.init(key, *args, init_params=init_params, **kwargs)
         inputs = self._read(args, kwargs)
         self._last_seen = self._ready_records = None
+        self._spend(init_state, num_steps)
         with watching(num_steps, progress=progress_bar) as watch:
             done = run(
                 self._engine,
@@ -225,7 +225,9 @@ class DPSVI:
                 trace_every=self._trace_every(trace_every, num_steps),
                 watch=watch,
             )
-        return self._result(done, until=int(init_state.step) + num_steps)
+        until = int(init_state.step) + num_steps
+        self._steps_taken -= until - int(done.state.step)  # what an interrupted run left
+        return self._result(done, until=until)
 
     def run_many(
         self,
@@ -242,11 +244,13 @@ class DPSVI:
         """`num_runs` independent runs as one vectorised program: for experiments.
 
         With `stacked` the data have a leading axis of runs, and every run has a data set of its
-        own. Each run costs what it would cost by itself; runs on the same data add up.
+        own. Each run costs what it would cost by itself; runs on the same data add up, and
+        `privacy` counts all of them.
         """
         num_runs = _validate.positive_int("num_runs", num_runs)
-        one_args, one_kwargs = jax.tree.map(
-            lambda leaf: leaf[0] if stacked and not is_constant(leaf) else leaf, (args, kwargs)
+        num_steps = _validate.positive_int("num_steps", num_steps)
+        one_args, one_kwargs = map_arrays(
+            lambda array: array[0] if stacked else array, (args, kwargs)
         )
         states = [
             self.init(each, *one_args, init_params=init_params, **one_kwargs)
@@ -256,6 +260,7 @@ class DPSVI:
         records = prepare(args, kwargs).records
         streams = [SecretStreams(self.seed, run=i) for i in range(num_runs)]
         every = self._trace_every(trace_every, num_steps)
+        self._steps_taken += num_runs * num_steps
         with watching(num_runs * num_steps, progress=progress_bar) as watch:
             return self._run_together(
                 states, streams, records, num_steps, every, watch, stacked=stacked
@@ -322,7 +327,7 @@ class DPSVI:
         return GaussianPrior.like(np.asarray(draws(keys)))
 
     def privacy(self, state: State, *, delta: float | None) -> PrivacyStatement | NoPrivacy:
-        """The statement for the steps that led to `state`."""
+        """The statement for all steps that this object took, and those that led to `state`."""
         if isinstance(self.plan, NonPrivatePlan):
             return NoPrivacy()
         if delta is None:
@@ -330,19 +335,33 @@ class DPSVI:
         return PrivacyStatement.of(
             self.plan,
             delta=delta,
-            steps_done=max(int(state.step), self._updates),
+            steps_done=max(int(state.step), self._steps_taken),
             released=self._released(),
             for_testing=self.seed is not None,
         )
 
-    def with_seed(self, seed: int | None) -> DPSVI:
-        """The same machinery, compiled once for both, with batches and noise of its own."""
+    def for_run(self, seed: int | None, state: State) -> DPSVI:
+        """The same machinery, compiled once for both, to go on with one of several runs.
+
+        It has batches and noise of its own, and has taken the steps that led to `state`.
+        """
         other = copy.copy(self)
-        other.seed, other._supply, other._updates = seed, None, 0
+        other.seed, other._supply, other._steps_taken = seed, None, int(state.step)
         other._last_seen = other._ready_records = None
         return other
 
     # -- inside -------------------------------------------------------------------------------
+
+    def _spend(self, state: State, num_steps: int) -> None:
+        """Count steps before they are taken, or refuse them."""
+        taken = max(self._steps_taken, int(state.step)) + num_steps
+        if taken > self.plan.num_steps and isinstance(self.plan, PrivacyPlan):
+            raise BudgetExceededError(
+                f"{num_steps} steps: the plan pays for {self.plan.num_steps} in all, and "
+                f"{taken - num_steps} of them were taken, from this state or from others. Ask for "
+                "fewer, make a plan for more, or begin anew with another DPSVI: its cost adds up."
+            )
+        self._steps_taken = taken
 
     def _run_together(
         self,

@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array
 
 from dpvim.mechanism import ClippedSum
@@ -57,4 +56,3 @@ def matmul(a: Any, b: Array) -> Array:
     outside of `enable_x64` would be given a single one.
     """
     return jax.lax.dot_general(a, b, (((1,), (0,)), ((), ())), precision=PRECISION)
-
