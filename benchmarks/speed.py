@@ -299,7 +299,7 @@ def plain_step(problem: Problem, engine: infer.Engine) -> Callable[..., Any]:
         descent = jax.tree.map(jnp.negative, ascent)
         updates, opt_state = optimizer.update(descent, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        return infer.State(params, opt_state, state.key, state.step + 1), None
+        return state._replace(params=params, opt_state=opt_state, step=state.step + 1), None
 
     return step
 

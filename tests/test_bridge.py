@@ -310,6 +310,43 @@ def moving_support(x):
     numpyro.sample("x", dist.Normal(w, 1), obs=x[:, 0])
 
 
+def observes_what_it_holds(x):
+    w = numpyro.sample("w", dist.Normal(0, 1))
+    numpyro.sample("held", dist.Normal(w, 1), obs=X[:, 0].mean())
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("x", dist.Normal(w, 1), obs=x[:, 0])
+
+
+def centred_by_callback(x):
+    """A statistic of the batch, which a model written with jax.numpy could not see."""
+    w = numpyro.sample("w", dist.Normal(0, 1))
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    mean = jax.pure_callback(
+        lambda batch: np.broadcast_to(np.mean(batch), batch.shape),
+        shape,
+        x,
+        vmap_method="expand_dims",
+    )
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("x", dist.Normal(w, 1), obs=(x - 0.0 * mean)[:, 0])
+
+
+@jax.custom_batching.custom_vmap
+def _as_it_is(x):
+    return x
+
+
+@_as_it_is.def_vmap
+def _centred(axis_size, in_batched, x):
+    return x - x.mean(axis=0), True
+
+
+def centred_by_own_rule(x):
+    w = numpyro.sample("w", dist.Normal(0, 1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("x", dist.Normal(w, 1), obs=_as_it_is(x)[:, 0])
+
+
 def param_site(x):
     w = numpyro.sample("w", dist.Normal(0, 1))
     scale = numpyro.param("scale", 1.0)
@@ -338,6 +375,9 @@ def support_by_difference(x):
         (moving_support, "'w'.*fixed support"),
         (support_by_difference, "'w'.*fixed support"),
         (param_site, "'scale'.*numpyro.param"),
+        (observes_what_it_holds, "'held'.*does not depend on them"),
+        (centred_by_callback, "keeps the records of a batch apart.*call into Python"),
+        (centred_by_own_rule, "keeps the records of a batch apart.*batching rule"),
     ],
 )
 def test_models_that_cannot_be_fitted_are_refused(model, message):

@@ -110,7 +110,14 @@ def test_containers_of_arrays_are_data():
 
 
 def test_a_frame_of_numbers_is_an_array():
-    assert prepare((pd.DataFrame({"a": [1.0, 2.0], "b": [3, 4]}),), {}).records[0].shape == (2, 2)
+    assert prepare((pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4]}),), {}).records[0].shape == (2, 2)
+    assert prepare((pd.Series([1, 2]),), {}).records[0].dtype == np.int32
+
+
+def test_a_frame_with_columns_of_several_types_is_refused():
+    """One person's age of 40.5 instead of 40 would make numbers of another type of all others'."""
+    with pytest.raises(TypeError, match="one record could change how all others are held"):
+        prepare((pd.DataFrame({"a": [1.5, 2.0], "b": [3, 4]}),), {})
 
 
 @pytest.mark.parametrize(

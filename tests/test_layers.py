@@ -16,7 +16,7 @@ ROOT = Path(dpvim.__file__).parent
 LAYERS = [
     {"_validate", "types", "compiling"},
     {"cache", "accounting", "plan", "statement"},
-    {"randomness", "sampling", "noise", "mechanism", "batches"},
+    {"randomness", "sampling", "noise", "records", "mechanism", "batches"},
     {"family", "variants", "estimator"},
     {"progress", "trace", "releases", "infer"},
     {

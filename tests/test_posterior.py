@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import json
 import pickle
-import shutil
 import secrets
+import shutil
 import zipfile
 
 import jax
@@ -319,6 +319,15 @@ def test_a_file_cannot_claim_less_than_its_plan_costs(fit, tmp_path):
         dpvim.load(rewritten(fit, tmp_path, meta=claiming(epsilon=1e-3)))
     with pytest.raises(dpvim.FileError, match="1 are accounted for"):
         dpvim.load(rewritten(fit, tmp_path, meta=claiming(steps_done=1)))
+    for odd in (lambda steps: 0 * steps, lambda steps: np.append(steps[:-1], 1), lambda s: s * 1.0):
+
+        def change(raw, odd=odd):
+            buffer = io.BytesIO()
+            np.save(buffer, odd(np.load(io.BytesIO(raw))))
+            return buffer.getvalue()
+
+        with pytest.raises(dpvim.FileError, match="numbers that grow"):
+            dpvim.load(rewritten(fit, tmp_path, steps=change))
 
 
 @pytest.mark.parametrize(

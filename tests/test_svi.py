@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import numpy as np
 import optax
@@ -10,6 +13,7 @@ from conftest import linear_model
 
 import dpvim
 from dpvim.models.regression import Regression
+from dpvim.plan import NonPrivatePlan
 from dpvim.randomness import SecretStreams
 
 RNG = np.random.default_rng(0)
@@ -93,6 +97,94 @@ def test_steps_of_another_object_count_with_the_state_they_led_to():
     for _ in range(2):  # two ways on from one state: its ten steps, and five twice
         on = svi.run(jax.random.key(0), 5, X, Y, init_state=first.state, progress_bar=False)
     assert svi.privacy(on.state, delta=1e-3).steps_done == 20
+
+
+def test_update_cannot_be_part_of_a_transformed_program():
+    """Noise is drawn when a program is traced: all of its runs would release with the same."""
+    svi = svi_of()
+    state = svi.init(jax.random.key(0), X, Y)
+
+    def released(params):
+        return svi.update(state._replace(params=params), X, Y)[1].release
+
+    def moved(shift):
+        return released(state.params._replace(loc=state.params.loc + shift))
+
+    def with_rate(rate):
+        other = dpvim.DPSVI(linear_model, "mean_field", optax.adam(rate), svi.plan)
+        return other.update(other.init(jax.random.key(0), X, Y), X, Y)[0].params.loc
+
+    for transformed, argument in (
+        (jax.vmap(moved), np.zeros(3, np.float32)),
+        (jax.jit(moved), 0.0),
+        (jax.jit(lambda _: svi.update(state, X, Y)[1]), 0.0),
+        (jax.vmap(with_rate), np.ones(3, np.float32)),
+        (jax.grad(lambda shift: moved(shift).sum()), 0.0),
+    ):
+        with pytest.raises(RuntimeError, match="cannot be part of a program"):
+            transformed(argument)
+    assert svi.privacy(state, delta=1e-3).steps_done <= 1
+
+
+def test_what_led_to_a_state_is_part_of_its_statement():
+    """Steps without noise, or with noise of a seed, do not become private by one that is."""
+
+    def statement_elsewhere(state):
+        other = svi_of()
+        other.init(jax.random.key(0), X, Y)
+        return other.privacy(state, delta=1e-3)
+
+    steps = {"num_examples": 200, "sampling_prob": 0.1, "num_steps": 20}
+    optimum = svi_of(plan=NonPrivatePlan(**steps)).run(
+        jax.random.key(0), 20, X, Y, progress_bar=False
+    )
+    svi = svi_of()
+    on = svi.run(jax.random.key(0), 5, X, Y, init_state=optimum.state, progress_bar=False)
+    assert not svi.privacy(on.state, delta=1e-3).private
+    assert not statement_elsewhere(on.state).private
+    seeded = svi_of(seed=1).run(jax.random.key(0), 5, X, Y, progress_bar=False)
+    assert not statement_elsewhere(seeded.state).private
+    after, _ = svi_of().update(seeded.state, X, Y)
+    assert not statement_elsewhere(after).private
+    private = svi_of().run(jax.random.key(0), 5, X, Y, progress_bar=False)
+    assert statement_elsewhere(private.state).private
+    # A private state that a seeded object took further is seeded.
+    on = svi_of(seed=1).run(
+        jax.random.key(0), 5, X, Y, init_state=private.state, progress_bar=False
+    )
+    assert not statement_elsewhere(on.state).private
+
+
+def test_plan_and_seed_are_those_of_the_steps():
+    svi = svi_of()
+    with pytest.raises(AttributeError):
+        svi.plan = svi.plan.with_steps(10)
+    with pytest.raises(AttributeError):
+        svi.seed = 1
+
+
+def test_threads_cannot_spend_the_same_steps(monkeypatch):
+    """Sixteen at once, and a plan for four."""
+    svi = svi_of(plan=svi_of().plan.with_steps(4))
+    state = svi.init(jax.random.key(0), X, Y)
+    svi.update(state, X, Y)  # compiled
+
+    def spend(_):
+        try:
+            svi.update(state, X, Y)
+        except dpvim.BudgetExceededError:
+            return 0
+        return 1
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(16) as threads:
+            taken = sum(threads.map(spend, range(64)))
+    finally:
+        sys.setswitchinterval(before)
+    assert taken == 3
+    assert svi.privacy(state, delta=1e-3).steps_done == 4
 
 
 def test_an_interrupted_run_is_charged_for_the_steps_it_took(monkeypatch, ctrl_c):

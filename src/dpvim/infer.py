@@ -33,7 +33,7 @@ from dpvim.randomness import SecretStreams
 from dpvim.releases import Collector, ReleaseSums
 from dpvim.sampling import PoissonSampler
 from dpvim.trace import Trace
-from dpvim.types import BudgetExceededError, Record
+from dpvim.types import BudgetExceededError, Origin, Record
 from dpvim.variants import Variant
 
 # A chunk is as long as takes about this long to run: short enough for Ctrl-C and the progress
@@ -49,12 +49,16 @@ _MOST_LANES = 16
 
 
 class State(NamedTuple):
-    """What the next step needs. All of it is a DP output or public."""
+    """What the next step needs, and where it comes from (`Origin`).
+
+    All of it is a DP output or public, if the origin says so.
+    """
 
     params: Params
     opt_state: optax.OptState
     key: Array
     step: Int[Array, ""]
+    origin: Int[Array, ""]
 
 
 class Info(NamedTuple):
@@ -116,7 +120,8 @@ def make_engine(
     @jit_once
     def init(key: Array, loc: Array, scale: float) -> State:
         params = family.init(loc, scale)
-        return State(params, optimizer.init(params), key, jnp.zeros((), jnp.int32))
+        nothing, origin = jnp.zeros((), jnp.int32), jnp.int32(Origin.PRIVATE)
+        return State(params, optimizer.init(params), key, nothing, origin)
 
     def step(
         state: State, eta: Array, records: Record, rows: Array, noise: Array
@@ -129,7 +134,7 @@ def make_engine(
         updates, opt_state = optimizer.update(descent, state.opt_state, params)
         params = optax.apply_updates(params, updates)
         info = Info(estimator.probe(state.params, eta, width), release)
-        return State(params, opt_state, state.key, state.step + 1), info
+        return State(params, opt_state, state.key, state.step + 1, state.origin), info
 
     run_chunk = functools.partial(_run_chunk, step, family, variant)
     return Engine(
@@ -246,9 +251,10 @@ def run(
         capacity=capacity,
         trace_every=trace_every,
         watch=watch,
-        collect=collector and collector.add,
+        collect=None if collector is None else collector.add,
     )
-    return Run(state, Trace.stack(steps, snapshots), collector and collector.total())
+    sums = None if collector is None else collector.total()
+    return Run(state, Trace.stack(steps, snapshots), sums)
 
 
 def run_many(
@@ -305,7 +311,7 @@ def run_many(
         axis=1,
         collect=collect,
     )
-    sums = [one and one.total() for one in collectors]
+    sums = [None if one is None else one.total() for one in collectors]
     return [
         Run(
             jax.tree.map(lambda leaf, i=i: leaf[i], states),

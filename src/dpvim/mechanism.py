@@ -24,6 +24,7 @@ docs/privacy.md derives it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
@@ -35,6 +36,7 @@ from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array, Bool, Float, Int
 
 from dpvim.plan import Plan
+from dpvim.records import over_records
 from dpvim.types import Latent, LogLikelihood, Mask, Record, Weights
 
 Tree = TypeVar("Tree")
@@ -269,8 +271,7 @@ class Likelihood(NamedTuple):
     @classmethod
     def from_log_prob(cls, log_prob: LogLikelihood) -> Likelihood:
         """The default: one gradient for each record by autodiff."""
-        gradient = jax.vmap(jax.grad(log_prob), in_axes=(None, 0))
-        return cls.from_gradients(log_prob, gradient)
+        return cls.from_gradients(log_prob, functools.partial(over_records, jax.grad(log_prob)))
 
     @classmethod
     def from_gradients(

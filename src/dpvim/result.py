@@ -23,7 +23,7 @@ from dpvim.posterior import Posterior
 from dpvim.progress import wanted
 from dpvim.releases import ReleaseSums
 from dpvim.saving import SavedFit
-from dpvim.statement import NoPrivacy, PrivacyStatement
+from dpvim.statement import NoPrivacy, PrivacyStatement, round_up
 from dpvim.svi import DPSVI, numpyro_params
 from dpvim.trace import Trace
 from dpvim.types import ConvergenceWarning, NotPrivateError
@@ -230,7 +230,7 @@ class Fit:
 
     def __repr__(self) -> str:
         kind = "Fit" if self.privacy.private else "NOT PRIVATE Fit"
-        cost = f"epsilon={self.privacy.epsilon:.4g}, " if self.privacy.private else ""
+        cost = f"epsilon={round_up(self.privacy.epsilon)}, " if self.privacy.private else ""
         return f"<{kind}: {cost}{int(self.trace.steps[-1]):,} steps, d={self.family.dim}>"
 
 
@@ -302,7 +302,7 @@ def _say_not_told(posterior: Posterior) -> str:
         "further away than the run has been: it has not arrived, or the log-likelihood is not "
         "close to a quadratic there. The intervals of these parameters may be far off. "
         "Take more steps or a larger learning rate if the trace is still on its way, start closer "
-        "to the answer (init_params), or probe less wide (probe_width=1)."
+        "to the answer (init_params, from public knowledge), or probe less wide (probe_width=1)."
     )
 
 

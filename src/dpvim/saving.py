@@ -196,6 +196,13 @@ def _assemble(
 ) -> SavedFit:
     space = LatentSpace([_site_from_json(site) for site in meta["sites"]])
     steps = arrays.pop("steps")
+    if (
+        steps.ndim != 1
+        or steps.dtype.kind not in "iu"
+        or steps[0] < 0
+        or (np.diff(steps) <= 0).any()
+    ):
+        raise ValueError("the steps of the trace are not numbers that grow")
     params = _PARAMS[meta["family"]](**arrays)
     shapes = {"loc": (space.dim,), "raw_scale": (space.dim,), "raw_tril": (space.dim, space.dim)}
     for name, array in arrays.items():

@@ -19,9 +19,13 @@ _RELATION_IN_WORDS = {
 _ASSUMPTIONS = (
     "Each person contributes one record.",
     "The model, the settings and every constant used to prepare the data (bounds, levels, "
-    "standardisation) are public, or were paid for out of a budget of their own.",
+    "standardisation, types of numbers) are public, or were paid for out of a budget of their own.",
     "Nothing but this result leaves the computation: no losses, exact gradients or running times.",
     "Other results from the same data add to the cost, and so does a run that was started anew.",
+)
+_STOPPED = (
+    "The run was stopped before its last step for a reason that has nothing to do with what it "
+    "had released."
 )
 _SEEDED = (
     "FOR TESTING ONLY: the batches and the noise came from a given seed; whoever knows it can "
@@ -87,7 +91,8 @@ class PrivacyStatement:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        return ((_SEEDED,) if self.for_testing else ()) + _ASSUMPTIONS
+        stopped = self.steps_done < self.plan.num_steps
+        return (_SEEDED,) * self.for_testing + _ASSUMPTIONS + (_STOPPED,) * stopped
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, ready for json."""
@@ -122,7 +127,7 @@ class PrivacyStatement:
             steps += f" in several runs of at most {plan.num_steps:,}, all of them together"
         noise = f"noise multiplier {plan.noise_multiplier:.4g}"
         rows = [
-            ("guarantee", f"({_round_up(self.epsilon)}, {self.delta:g})-differential privacy"),
+            ("guarantee", f"({round_up(self.epsilon)}, {self.delta:g})-differential privacy"),
             ("neighbours", _RELATION_IN_WORDS[plan.relation]),
             ("released", self.released),
             ("mechanism", f"clipped sums (norm {plan.clip_norm:g}) + Gaussian noise, {noise},"),
@@ -140,7 +145,7 @@ class PrivacyStatement:
         return "\n".join([title] + [f"  {label:<11}{text}" for label, text in rows])
 
 
-def _round_up(epsilon: float, digits: int = 4) -> str:
+def round_up(epsilon: float, digits: int = 4) -> str:
     """So many significant digits, never less than the number itself."""
     if epsilon == 0:
         return "0"

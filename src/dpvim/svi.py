@@ -20,6 +20,7 @@ import copy
 import functools
 import operator
 import os
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -58,7 +59,7 @@ from dpvim.randomness import SecretStreams
 from dpvim.releases import LARGEST_FULL_DIM, ReleaseSums
 from dpvim.statement import NoPrivacy, PrivacyStatement
 from dpvim.trace import Trace, default_trace_every
-from dpvim.types import BudgetExceededError, NotForReleaseWarning
+from dpvim.types import BudgetExceededError, NotForReleaseWarning, Origin
 from dpvim.variants import Variant, make_variant
 
 if TYPE_CHECKING:
@@ -137,8 +138,8 @@ class DPSVI:
                 stacklevel=2,
             )
         self.model = model
-        self.plan = plan
-        self.seed = seed
+        self._plan = plan
+        self._seed = seed
         self._optimizer = _as_optax(optimizer)
         self._family_name = family_name(family)
         self._variant_name = variant
@@ -148,7 +149,9 @@ class DPSVI:
         first_look = make_variant(variant, FAMILIES[self._family_name](1, scale_transform))
         self._probe_width = _check_probe_width(probe_width, first_look)
         self._supply: Supply | None = None
-        self._steps_taken = 0  # on data, by all verbs, with those that led to states given
+        # Of all steps on data, by all verbs, with those that led to states given.
+        self._steps_taken, self._origin = 0, _origin_of(plan, seed)
+        self._lock = threading.Lock()
         self._signature: tuple[Any, ...] | None = None
         self._last_seen: tuple[list[Any], ModelInput] | None = None
         self._ready_records: Any = None  # of the data last seen, for `update`
@@ -169,7 +172,8 @@ class DPSVI:
         loc, key_eta = _random_start(key, self.family.dim)
         if init_params is not None:
             loc = self._override(loc, init_params)
-        return self._engine.init(key_eta, loc, self._init_scale)
+        state = self._engine.init(key_eta, loc, self._init_scale)
+        return _marked(state, _origin_of(self.plan, self.seed))
 
     def update(self, state: State, *args: Any, **kwargs: Any) -> tuple[State, Info]:
         """One step on a batch drawn from the data; give it the whole data set every time.
@@ -177,15 +181,20 @@ class DPSVI:
         Returns the new state and what was released: there is no loss, which would be private.
         The same arrays given again are not read again.
         """
+        _refuse_tracers(state)
         inputs = self._read(args, kwargs)
-        self._spend(state, 1)
-        if self._supply is None:
-            streams = SecretStreams(self.seed, start_step=int(state.step))
-            self._supply = Supply(self._engine, inputs.num_rows, streams)
-        if self._ready_records is None:
-            self._ready_records = self._engine.ready(inputs.records)
-        rows, noise = self._supply.draw(1, 1)
-        return self._one_step(state, self._ready_records, rows[0], noise[0])
+        state = self._spend(state, 1)
+        with self._lock:
+            if self._supply is None:
+                streams = SecretStreams(self.seed, start_step=int(state.step))
+                self._supply = Supply(self._engine, inputs.num_rows, streams)
+            if self._ready_records is None:
+                self._ready_records = self._engine.ready(inputs.records)
+            supply, records = self._supply, self._ready_records
+        rows, noise = supply.draw(1, 1)
+        after = self._one_step(state, records, rows[0], noise[0])
+        _refuse_tracers(after)
+        return after
 
     def get_params(self, state: State) -> dict[str, Array]:
         """Parameters by NumPyro's names: ``auto_loc`` and ``auto_scale`` or
@@ -214,7 +223,7 @@ class DPSVI:
             init_state = self.init(key, *args, init_params=init_params, **kwargs)
         inputs = self._read(args, kwargs)
         self._last_seen = self._ready_records = None
-        self._spend(init_state, num_steps)
+        init_state = self._spend(init_state, num_steps)
         with watching(num_steps, progress=progress_bar) as watch:
             done = run(
                 self._engine,
@@ -226,7 +235,8 @@ class DPSVI:
                 watch=watch,
             )
         until = int(init_state.step) + num_steps
-        self._steps_taken -= until - int(done.state.step)  # what an interrupted run left
+        with self._lock:
+            self._steps_taken -= until - int(done.state.step)  # what an interrupted run left
         return self._result(done, until=until)
 
     def run_many(
@@ -260,7 +270,8 @@ class DPSVI:
         records = prepare(args, kwargs).records
         streams = [SecretStreams(self.seed, run=i) for i in range(num_runs)]
         every = self._trace_every(trace_every, num_steps)
-        self._steps_taken += num_runs * num_steps
+        with self._lock:
+            self._steps_taken += num_runs * num_steps
         with watching(num_runs * num_steps, progress=progress_bar) as watch:
             return self._run_together(
                 states, streams, records, num_steps, every, watch, stacked=stacked
@@ -289,7 +300,11 @@ class DPSVI:
         prepared: list[Callable[[], list[RunResult]]] = []
         for members in np.array_split(np.arange(len(keys)), calls):
             states = [
-                self.init(keys[i], *args, init_params=init_params[i], **kwargs) for i in members
+                _marked(
+                    self.init(keys[i], *args, init_params=init_params[i], **kwargs),
+                    _origin_of(self.plan, seeds[i]),
+                )
+                for i in members
             ]
             streams = [SecretStreams(seeds[i]) for i in members]
             prepared.append(
@@ -301,6 +316,16 @@ class DPSVI:
         return prepared
 
     # -- what else one may ask ----------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """What every step does to the data. Another plan takes another object."""
+        return self._plan
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of batches and noise, in tests."""
+        return self._seed
 
     @property
     def family(self) -> Family:
@@ -328,7 +353,8 @@ class DPSVI:
 
     def privacy(self, state: State, *, delta: float | None) -> PrivacyStatement | NoPrivacy:
         """The statement for all steps that this object took, and those that led to `state`."""
-        if isinstance(self.plan, NonPrivatePlan):
+        origin = max(self._origin, int(state.origin))
+        if origin == Origin.NOT_PRIVATE or not isinstance(self.plan, PrivacyPlan):
             return NoPrivacy()
         if delta is None:
             raise ValueError("delta: expected a number between 0 and 1, got None.")
@@ -337,7 +363,7 @@ class DPSVI:
             delta=delta,
             steps_done=max(int(state.step), self._steps_taken),
             released=self._released(),
-            for_testing=self.seed is not None,
+            for_testing=origin == Origin.SEEDED,
         )
 
     def for_run(self, seed: int | None, state: State) -> DPSVI:
@@ -346,22 +372,30 @@ class DPSVI:
         It has batches and noise of its own, and has taken the steps that led to `state`.
         """
         other = copy.copy(self)
-        other.seed, other._supply, other._steps_taken = seed, None, int(state.step)
+        other._seed, other._supply, other._lock = seed, None, threading.Lock()
+        other._steps_taken, other._origin = int(state.step), _origin_of(self.plan, seed)
         other._last_seen = other._ready_records = None
         return other
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _spend(self, state: State, num_steps: int) -> None:
-        """Count steps before they are taken, or refuse them."""
-        taken = max(self._steps_taken, int(state.step)) + num_steps
-        if taken > self.plan.num_steps and isinstance(self.plan, PrivacyPlan):
-            raise BudgetExceededError(
-                f"{num_steps} steps: the plan pays for {self.plan.num_steps} in all, and "
-                f"{taken - num_steps} of them were taken, from this state or from others. Ask for "
-                "fewer, make a plan for more, or begin anew with another DPSVI: its cost adds up."
-            )
-        self._steps_taken = taken
+    def _spend(self, state: State, num_steps: int) -> State:
+        """Count steps from `state` on before they are taken, or refuse them.
+
+        Returns the state, marked with what protects the steps that it will have led to.
+        """
+        with self._lock:
+            taken = max(self._steps_taken, int(state.step)) + num_steps
+            if taken > self.plan.num_steps and isinstance(self.plan, PrivacyPlan):
+                raise BudgetExceededError(
+                    f"{num_steps} steps: the plan pays for {self.plan.num_steps} in all, and "
+                    f"{taken - num_steps} of them were taken, from this state or from others. Ask "
+                    "for fewer, make a plan for more, or begin anew with another DPSVI: its cost "
+                    "adds up."
+                )
+            self._steps_taken = taken
+            self._origin = max(self._origin, Origin(int(state.origin)))
+            return _marked(state, self._origin)
 
     def _run_together(
         self,
@@ -466,6 +500,26 @@ class DPSVI:
                     f"init_params[{name!r}]: expected shape {expected}, got {np.shape(value)}."
                 )
         return space.unconstrain(space.constrain(loc) | init_params)
+
+
+def _origin_of(plan: Plan, seed: int | None) -> Origin:
+    if not isinstance(plan, PrivacyPlan):
+        return Origin.NOT_PRIVATE
+    return Origin.PRIVATE if seed is None else Origin.SEEDED
+
+
+def _marked(state: State, origin: Origin) -> State:
+    return state._replace(origin=jnp.int32(origin))
+
+
+def _refuse_tracers(values: Any) -> None:
+    """Refuse to be part of a transformed program: noise would be drawn once and used often."""
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values)):
+        raise RuntimeError(
+            "update cannot be part of a program that jax.jit, vmap, scan or grad transforms: its "
+            "batch and its noise are drawn once, when the program is traced, and would be used "
+            "again and again. Call it step by step, or use run or dpvim.fit_many."
+        )
 
 
 @functools.partial(jit_once, static_argnames="dim")

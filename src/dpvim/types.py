@@ -35,6 +35,14 @@ class Relation(enum.StrEnum):
     REPLACE_ONE = "replace_one"
 
 
+class Origin(enum.IntEnum):
+    """What protected the steps that led to a state; what is worst about them counts."""
+
+    PRIVATE = 0
+    SEEDED = 1
+    NOT_PRIVATE = 2
+
+
 class ModelError(ValueError):
     """The model is not one that can be fitted under differential privacy here."""
 

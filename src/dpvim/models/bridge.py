@@ -9,6 +9,7 @@ What is checked about a model is checked on made-up rows: an error must not depe
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,10 +27,14 @@ from dpvim.estimator import Problem
 from dpvim.mechanism import Likelihood
 from dpvim.models.data import ModelInput
 from dpvim.models.latent_space import LatentSpace, Site, elementary
-from dpvim.models.look_ups import gradients_by_record, programs_within
+from dpvim.models.look_ups import gradients_by_record
+from dpvim.models.structured import StructuredModel
 from dpvim.types import Latent, ModelError, Record, Scalar
 
 Model = Callable[..., Any]
+
+# The distribution of numpyro.factor.
+_FACTOR = "Unit"
 
 
 class BridgedModel(NamedTuple):
@@ -52,8 +57,17 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
     """Find the sites of `model`, check that it can be fitted, and return it as plain functions."""
     run = _Runner(model, inputs.call)
     probes = _probes(inputs.records)
-    space = _latent_space(run, probes)
+    declared, elsewhere = _declared_twice(run, probes)
+    space = _latent_space(run, probes, declared, elsewhere)
     roles = _observed_roles(run, space, probes)
+    for name in roles.prior:
+        if declared[name].kind != _FACTOR:
+            raise ModelError(
+                f"site {name!r}: expected an observation among the model's arguments, got one that "
+                "does not depend on them. What a model holds by itself is public, and nothing "
+                "would protect it: pass what was observed as an argument. A public term of the "
+                "prior can be written as numpyro.factor."
+            )
     one_row = probes[0].rows(1)
 
     def log_prior(latent: Latent) -> Scalar:
@@ -76,44 +90,23 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
     problem = Problem(space.dim, Likelihood.from_gradients(log_prob, gradients), log_prior)
     call = inputs.call
     own_sum = None
-    if hasattr(model, "clipped_sum_for"):
-        structured: Any = model
-        own_sum, own_prior = structured.clipped_sum_for(space), structured.log_prior_for(space)
+    if isinstance(model, StructuredModel):
+        batch_of = model.batch_of
+        own_sum, own_prior = model.clipped_sum_for(space), model.log_prior_for(space)
         if own_sum is not None:
             likelihood = problem.likelihood._replace(clipped_sum=own_sum)
-            arrange = jit_quickly(lambda records: call(structured.batch_of, records))
+            arrange = jit_quickly(lambda records: call(batch_of, records))
             problem = problem._replace(likelihood=likelihood, arrange=arrange)
         if own_prior is not None:
             problem = problem._replace(log_prior=own_prior)
-    if own_sum is None:
-        _refuse_mixing(jax.make_jaxpr(gradients)(np.zeros(space.dim, np.float32), one_row).jaxpr)
+    if own_sum is None:  # refuses what could mix records, before any budget is spent
+        jax.eval_shape(gradients, np.zeros(space.dim, np.float32), one_row)
 
     def draw_prior(key: Array) -> Latent:
         sites = run.prior_draw(one_row, key)
         return space.unconstrain({site.name: sites[site.name]["value"] for site in space.sites})
 
     return BridgedModel(space, problem, lambda model: call(model, one_row), draw_prior)
-
-
-# Primitives whose value for one element of an array may depend on the others, and what they are.
-_MIXING = {"regularized_incomplete_beta": "the incomplete beta function"}
-
-
-def _refuse_mixing(program: Any) -> None:
-    """Refuse a model in which records of a batch would change each other's gradients.
-
-    JAX iterates some special functions until the slowest element of an array has converged, and
-    the others move on with it: by rounding errors, but privacy rests on there being none.
-    """
-    for equation in program.eqns:
-        if name := _MIXING.get(equation.primitive.name):
-            raise ModelError(
-                f"the model uses {name}, which JAX computes for all records of a batch together, "
-                "so that one record could change the gradients of others. Write the likelihood "
-                "without it (for a cumulative distribution function, with a sum or a table)."
-            )
-        for inner in programs_within(equation):
-            _refuse_mixing(inner)
 
 
 class _Runner:
@@ -259,8 +252,12 @@ def _probes(records: list[Array]) -> list[_Probe]:
     return [_Probe([make_up(leaf, floats) for leaf in records]) for floats in styles]
 
 
-def _latent_space(run: _Runner, probes: list[_Probe]) -> LatentSpace:
-    few, elsewhere = _declared_twice(run, probes)
+def _latent_space(
+    run: _Runner,
+    probes: list[_Probe],
+    few: dict[str, _Declared],
+    elsewhere: dict[str, _Declared],
+) -> LatentSpace:
     many: dict[str, _Declared] = {}
     more_rows = probes[0].rows(_PROBE_ROWS)
     jax.eval_shape(lambda: many.update(run.declared(more_rows, rows=_PROBE_ROWS)))
@@ -404,15 +401,21 @@ def _site_totals(run: _Runner, space: LatentSpace, probes: list[_Probe]) -> list
     """Log-probability of every site for all probe rows at once and for each by itself."""
     latent = jnp.asarray(np.random.default_rng(1).normal(scale=0.3, size=space.dim), jnp.float32)
 
-    @jit_once
-    def totals(latent: Latent, records: Record) -> _Totals:
-        values = space.constrain(latent)
-        one_by_one = jax.vmap(
-            lambda record: run.log_probs(values, [leaf[None] for leaf in record], rows=1)
-        )
-        return _Totals(run.log_probs(values, records, rows=_PROBE_ROWS), one_by_one(records))
+    @functools.partial(jit_once, static_argnames="rows")
+    def log_probs(latent: Latent, records: Record, rows: int) -> dict[str, Any]:
+        return run.log_probs(space.constrain(latent), records, rows=rows)
 
-    return [jax.tree.map(np.asarray, totals(latent, probe.records)) for probe in probes]
+    def totals(probe: _Probe) -> _Totals:
+        """Rows one at a time: a vectorised model could mix them here as it does there."""
+        whole = log_probs(latent, probe.records, rows=_PROBE_ROWS)
+        singles = [
+            log_probs(latent, [leaf[i : i + 1] for leaf in probe.records], rows=1)
+            for i in range(_PROBE_ROWS)
+        ]
+        by_row = {name: np.array([single[name] for single in singles]) for name in whole}
+        return _Totals(jax.tree.map(np.asarray, whole), by_row)
+
+    return [totals(probe) for probe in probes]
 
 
 def _close(a: np.ndarray, b: np.ndarray) -> bool:

@@ -154,6 +154,12 @@ def _numeric_array(name: str, leaf: Any) -> np.ndarray:
             f"{name}: expected an array, got a masked one, whose mask would be lost. Fill in what "
             "is missing, and give the mask as an array of its own."
         )
+    if len({str(dtype) for dtype in np.atleast_1d(getattr(leaf, "dtypes", 0))}) > 1:
+        raise TypeError(
+            f"{name}: expected a table whose columns have one type, got several, from which a "
+            "common one would be made: one record could change how all others are held. Use "
+            "frame.to_numpy('float32'), or give columns as arrays of their own."
+        )
     array = np.asarray(leaf)
     if array.dtype.kind not in "biuf":
         raise TypeError(

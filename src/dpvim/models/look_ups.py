@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jax.lax import GatherScatterMode
 from jaxtyping import Array, Float
 
 from dpvim.mechanism import settled
 from dpvim.models.latent_space import LatentSpace, Site
+from dpvim.records import over_records, programs_within
 from dpvim.types import Latent, Record, Scalar
 
 LogProbOfSites = Callable[[dict[str, Array], Record], Scalar]
@@ -55,7 +56,7 @@ def gradients_by_record(
         program = _inlined(jax.make_jaxpr(log_prob)(values, jax.tree.map(lambda a: a[0], batch)))
         look_ups = _look_ups_of(program, space.sites)
     if not look_ups:
-        return space.pull_back(latent, jax.vmap(jax.grad(log_prob), (None, 0))(values, batch))
+        return space.pull_back(latent, over_records(jax.grad(log_prob), values, batch))
     inputs = program.jaxpr.invars
     tables = [look_up.table for look_up in look_ups.values()]
     places = [look_up.places for look_up in look_ups.values()]
@@ -79,10 +80,11 @@ def gradients_by_record(
 
     # The compiler would work out an entry anew for every record that looks it up.
     ready, slopes_by_site = settled(shared, jnp.isnan(latent))
-    plain = {name: value for name, value in values.items() if name not in look_ups}
 
-    def of_record(record: Record) -> dict[str, Array]:
+    def of_record(shared: tuple[Any, ...], record: Record) -> dict[str, Array]:
         """Gradients at the values of plain sites, and at the raw values of the others."""
+        ready, slopes_by_site, values = shared
+        plain = {name: value for name, value in values.items() if name not in look_ups}
         leaves = jax.tree.leaves(record)
         looked = look(*ready, *jax.tree.leaves(values), *leaves)
         where, what = looked[: len(places)], looked[len(places) :]
@@ -94,9 +96,9 @@ def gradients_by_record(
         moved = map(_LookUp.pull_back, look_ups.values(), by_what, slopes_by_site, where)
         return by_value | dict(zip(look_ups, moved, strict=True))
 
-    by_site = jax.vmap(of_record)(batch)
+    by_site = over_records(of_record, (ready, slopes_by_site, values), batch)
     for site in space.sites:
-        if site.name in plain:
+        if site.name not in look_ups:
             by_site[site.name] = site.pull_back(raw[site.name], by_site[site.name])
     return jnp.concatenate([by_site[site.name] for site in space.sites], axis=1)
 
@@ -271,15 +273,6 @@ def _inlined(program: ClosedJaxpr) -> ClosedJaxpr:
         return read(jaxpr.outvars)
 
     return jax.make_jaxpr(lambda *operands: run(program, operands))(*program.in_avals)
-
-
-def programs_within(equation: JaxprEqn) -> list[Jaxpr]:
-    """The programs that an equation runs: bodies of functions and loops."""
-    leaves = jax.tree.leaves(
-        list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")
-    )
-    programs = [getattr(leaf, "jaxpr", leaf) for leaf in leaves]
-    return [program for program in programs if isinstance(program, Jaxpr)]
 
 
 def _part(

@@ -58,6 +58,7 @@ from dpvim.models.flat_prior import flat_log_prior
 from dpvim.models.latent_space import LatentSpace
 from dpvim.models.mixture_sum import WEIGHTS, MixtureSum
 from dpvim.models.regression import OUTCOMES, Outcome
+from dpvim.models.structured import StructuredModel
 from dpvim.types import LogPrior, ModelError
 
 _COMPONENT = "mixture.component"
@@ -74,7 +75,7 @@ Sites: TypeAlias = Mapping[str, Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixture:
+class Mixture(StructuredModel):
     """A NumPyro model ``(values, missing)`` of a table.
 
     Args:

@@ -40,7 +40,7 @@ from dpvim.mechanism import (
     unscaled,
 )
 from dpvim.models.latent_space import LatentSpace
-from dpvim.models.structured import PRECISION
+from dpvim.models.structured import PRECISION, StructuredModel
 from dpvim.types import Latent, Mask, Weights
 
 
@@ -86,7 +86,7 @@ OUTCOMES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Regression:
+class Regression(StructuredModel):
     """A NumPyro model ``(X, y=None)`` of an outcome y given covariates X.
 
     Args:

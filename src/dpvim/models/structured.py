@@ -1,7 +1,7 @@
 """What the structured clipped sums of the ready-made models share.
 
 A model may know a faster way to its clipped gradient sum than a gradient for each record. It says
-so with methods that `bridge` looks for: see `StructuredModel`.
+so by being a `StructuredModel`, whose methods `bridge` then uses.
 
 Privacy rests on such a sum as it does on the general one. What counts is the row that is in fact
 added up, not how close it is to a gradient: its weighted norm, times its factor, must stay below
@@ -15,7 +15,7 @@ same numbers: `mechanism.settled` sees to it.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from jaxtyping import Array
@@ -28,25 +28,26 @@ from dpvim.types import LogPrior, Record
 PRECISION = jax.lax.Precision.HIGHEST
 
 
-class StructuredModel(Protocol):
-    """A NumPyro model with a clipped sum of its own."""
+class StructuredModel:
+    """A NumPyro model with a clipped sum of its own, on which privacy then rests."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
 
     def batch_of(self, *args: Any, **kwargs: Any) -> Record:
         """The model's arguments in the form that the clipped sum takes, each row by itself.
 
         Done once for all data: what does not change from step to step belongs here.
         """
-        ...
+        raise NotImplementedError
 
     def clipped_sum_for(self, space: LatentSpace) -> ClippedSum | None:
         """The clipped sum for these sites; None if the general one is to be used."""
-        ...
+        raise NotImplementedError
 
     def log_prior_for(self, space: LatentSpace) -> LogPrior | None:
         """The log prior of the latent; None if the general one is to be used."""
-        ...
+        raise NotImplementedError
 
 
 def matmul(a: Any, b: Array) -> Array:
