@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import dpvim
 from dpvim.cli import app
 from dpvim.cli.common import print_json
+from dpvim.cli.options import command_line
 from dpvim.synthesis import twin as twin_module
 from dpvim.synthesis.tables import read_table, write_table
 
@@ -240,3 +241,19 @@ def test_a_regression(call, folder):
         refused = call(*arguments[:-1], "other", *options)
         assert refused.exit_code == 2
         assert message in refused.stderr
+
+
+def test_a_command_with_names_that_are_no_text_can_be_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.argv", ["dpvim", "synth", "pat\udcffients.csv"])
+    (tmp_path / "command.txt").write_text(command_line(), encoding="utf-8")
+    assert (tmp_path / "command.txt").read_text(
+        encoding="utf-8"
+    ) == r"dpvim synth 'pat\udcffients.csv'"
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_draft_replaces_no_file(call, tmp_path):
+    (tmp_path / "draft.toml").symlink_to(tmp_path / "elsewhere.toml")
+    refused = call("schema", "draft", "patients.csv", "-o", "draft.toml")
+    assert refused.exit_code == 2
+    assert not (tmp_path / "elsewhere.toml").exists()

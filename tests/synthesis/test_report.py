@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from dpvim.cli import app
 from dpvim.plan import PrivacyPlan
 from dpvim.statement import NoPrivacy, PrivacyStatement
-from dpvim.synthesis import words
+from dpvim.synthesis import report, words
 from dpvim.synthesis.comparison import NoAnalysisError, default_formula
 from dpvim.synthesis.model import model_of
 from dpvim.synthesis.report import write_report
@@ -376,3 +376,13 @@ def test_formulas_for_targets_with_any_name(made):
     assert formula(positive) == (f"np.log(y) ~ {right}", "gaussian")
     with pytest.raises(NoAnalysisError, match="cannot stand in a formula"):
         formula(dataclasses.replace(binary, name="y?"))
+
+
+def test_a_report_leaves_files_of_others_alone(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "_render", lambda *arguments: "page")
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "report.html.partial").symlink_to(tmp_path / "precious")
+    write_report(made.twin, made.tables, tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text() == "page"
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert (tmp_path / "report.html.partial").is_symlink()

@@ -179,6 +179,14 @@ def test_any_bounds_survive_toml(bounds, nullable):
         ({**level_entry(), "missing": "NA"}, "missing: expected a list of texts.*got 'NA'"),
         ({**level_entry(), "missing": []}, "missing: expected a list of texts.*at least one"),
         ({**level_entry(), "missing": [" NA"]}, "without blanks"),
+        (
+            {**level_entry(levels=[1, 2]), "missing": ["1.0"]},
+            r"expected none that stands for a missing value, got \[1\]",
+        ),
+        (
+            {**level_entry(kind="binary", levels=[False, True]), "missing": ["", "true"]},
+            r"expected none that stands for a missing value, got \[True\]",
+        ),
         ({**level_entry(), "missing": ["m"]}, r"'sex': levels: expected none that stands for.*m"),
         (entry(kind="count", upper=3), "column 1: expected name, upper.*got no name"),
         (entry(name="a"), "column 'a': kind: expected one of 'categorical'.*got None"),
@@ -270,7 +278,7 @@ def test_only_a_reviewed_schema_may_be_used():
 
 def test_the_schema_needs_no_jax_and_no_other_layer():
     folder = Path(dpvim.synthesis.__file__).parent
-    for name in ("schema", "tables", "encoding", "draft"):
+    for name in ("schema", "tables", "encoding", "draft", "values", "formulas", "folders"):
         for node in ast.walk(ast.parse((folder / f"{name}.py").read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dpvim"):
                 assert (node.module or "").startswith("dpvim.synthesis.")
@@ -358,3 +366,10 @@ def test_any_column_can_be_looked_at_for_a_draft(values):
     frame = pd.DataFrame({"x": pd.Series(values, dtype=object), "y": known[: len(values)]})
     guess = draft(frame)
     assert Schema.from_dict(tomllib.loads(guess.to_toml())) == guess.schema
+
+
+def test_a_draft_knows_missing_values_however_they_are_written():
+    frame = pd.DataFrame({"a": ["1", "2", "-9"] * 10, "b": [1.0, 2.0, -9.0] * 10})
+    for column in draft(frame, missing=("", "-9.0")).schema.columns:
+        assert column.levels == (1, 2)
+        assert column.nullable

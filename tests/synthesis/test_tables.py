@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import dataclasses
 import gzip
+import io
+import math
+from datetime import date
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from dpvim.synthesis.encoding import EncodedTable, audit, decode, encode
+from dpvim.synthesis.encoding import EncodedTable, _to_unit, audit, decode, encode
 from dpvim.synthesis.schema import (
     Binary,
     Categorical,
@@ -187,6 +192,15 @@ def test_errors_quote_no_values(tmp_path):
     assert error.value.__cause__ is None
 
 
+def test_errors_in_what_is_written_quote_no_values(tmp_path):
+    frame = pd.DataFrame({"a": pd.Series([1, "secret"], dtype=object)})
+    with pytest.raises(TableError, match="different types") as error:
+        write_table(frame, tmp_path / "a.csv")
+    assert "secret" not in str(error.value)
+    assert error.value.__cause__ is None
+    assert not list(tmp_path.iterdir())
+
+
 def test_files_from_elsewhere(tmp_path):
     path = write(tmp_path / "a.csv", "\ufeffa, b ,\r\n1,x y,\r\n,,\r\n")
     frame = read_table(path)
@@ -223,10 +237,14 @@ def test_columns_that_nobody_asks_for_may_hold_anything(tmp_path):
 def test_levels_are_found_whatever_the_type_of_the_column():
     texts = Categorical(name="x", levels=("1", "2"), outside="2")
     assert one(texts, ["1", " 2 ", "3", "01"])[0] == [0, 1, 1, 1]
-    assert one(texts, [1, 2, 3])[0] == [0, 1, 1]
-    assert one(texts, [1.0, 2.0, np.nan])[0] == [0, 1, 1]
     assert one(texts, pd.Categorical(["1", "2", None]))[0] == [0, 1, 1]
-    assert one(texts, pd.Categorical([1, "2", None]))[0] == [0, 1, 1]
+    assert one(texts, pd.Series(["1", b"2", None, np.nan, pd.NA], dtype=object))[0] == [
+        0,
+        1,
+        1,
+        1,
+        1,
+    ]
     integers = Ordinal(name="x", levels=(1, 2))
     assert one(integers, ["1", "2.0", "2.5", "two"])[0] == [0, 1, 0, 0]
     booleans = Binary(name="x", levels=(True, False))
@@ -250,9 +268,12 @@ def test_levels_that_are_not_declared_and_missing_ones():
 def test_numbers_that_are_outside_or_none():
     given = ["3", "3.6", "-2", "1e9", "inf", "x", "1_0", "", None]
     column = Integer(name="x", lower=0, upper=9, not_a_number=5)
-    assert one(column, given) == ([3, 4, 0, 9, 9, 5, 5, 5, 5], [])
+    assert one(column, given) == ([3, 4, 0, 9, 9, 5, 9, 5, 5], [])
     column = Integer(name="x", lower=0, upper=9, nullable=True)
-    assert one(column, given) == ([3, 4, 0, 9, 9, 0, 0, 0, 0], [False] * 5 + [True] * 4)
+    assert one(column, given) == (
+        [3, 4, 0, 9, 9, 0, 9, 0, 0],
+        [*[False] * 5, True, False, True, True],
+    )
     column = Count(name="x", upper=9, nullable=True, outside="missing")
     assert one(column, given) == ([3, 4, 0, 0, 0, 0, 0, 0, 0], [False] * 2 + [True] * 7)
     column = Count(name="x", upper=9)
@@ -264,6 +285,33 @@ def test_markers_of_missing_values_may_be_numbers():
     column = Integer(name="x", lower=-10, upper=9, nullable=True)
     for values in (["-9", "-9.0", "3"], [-9, -9.0, 3]):
         assert one(column, values, missing=("", "-9"))[1] == [True, True, False]
+
+
+def test_markers_are_the_same_numbers_in_every_column_of_numbers():
+    for levels, expected in (((0, 1), [0, 0, 0, 1]), ((False, True), [0, 0, 0, 1])):
+        column = Binary(name="x", levels=levels, nullable=True, outside=levels[1])
+        for values in (["-9", "-9.0", "0", "1"], [-9, -9, 0, 1], [-9.0, -9.0, 0.0, 1.0]):
+            for marker in ("-9", "-9.0"):
+                found = one(column, values, missing=("", marker))
+                assert found == (expected, [True, True, False, False])
+    texts = Categorical(name="x", levels=("-9", "0"), nullable=True)
+    assert one(texts, ["-9", "-9.0"], missing=("-9.0",)) == ([0, 0], [False, True])
+    # what is no number is not the same as other such things
+    assert one(texts, ["-9", "no"], missing=("unknown",)) == ([0, 0], [False, True])
+    integers = Ordinal(name="x", levels=(1, 2), nullable=True, outside=2)
+    assert one(integers, ["no", "nan"], missing=("unknown",)) == ([1, 1], [False, False])
+
+
+def test_the_place_of_a_record_changes_no_bit_of_it():
+    column = Real(name="x", lower=1e-6, upper=1e6, scale="log")
+    numbers = np.exp(np.random.default_rng(0).normal(0, 3, 140))
+    low, high = math.log(column.lower), math.log(column.upper)
+    alone = [float(np.float32((math.log(number) - low) / (high - low))) for number in numbers]
+    for length in range(1, 71):
+        for start in range(len(numbers) - length):
+            part = numbers[start : start + length]
+            assert _to_unit(column, part).astype(np.float32).tolist() == alone[start:][:length]
+        assert one(column, numbers[:length])[0] == alone[:length]
 
 
 def test_reals_are_placed_between_their_bounds():
@@ -301,6 +349,35 @@ def test_booleans_are_for_boolean_levels(column):
 
 
 @pytest.mark.parametrize(
+    "values",
+    [
+        [1, 2],
+        [1.0, np.nan],
+        [np.nan, np.nan],
+        pd.array([1, None], dtype="Int64"),
+        pd.array([1.5, None], dtype="Float64"),
+        pd.arrays.ArrowExtensionArray(pa.array([Decimal("1.0"), Decimal("2.0")])),
+        pd.Categorical([1, 2]),
+        pd.Categorical([1, "2"]),
+        pd.Series([1, "2"], dtype=object),
+        pd.Series(["1", 2.0], dtype=object),
+        pd.Series(["1", True, None], dtype=object),
+        pd.Series(["1", Decimal(2)], dtype=object),
+        pd.Series(["1", date(2020, 1, 1)], dtype=object),
+        pd.Series([1, 10**30], dtype=object),
+    ],
+    ids=lambda values: str(list(values)),
+)
+def test_numbers_are_refused_where_the_levels_are_texts(values):
+    column = Categorical(name="x", levels=("01", "02"))
+    with pytest.raises(
+        TableError, match=r"'x': expected texts.*read_csv\(path, dtype=str"
+    ) as error:
+        one(column, values)
+    assert "declare the levels as integers" in str(error.value)
+
+
+@pytest.mark.parametrize(
     "kind", [pa.int8(), pa.uint64(), pa.float16(), pa.float32(), pa.decimal128(5, 2), pa.string()]
 )
 def test_any_type_of_number_in_a_parquet_file(tmp_path, kind):
@@ -312,6 +389,83 @@ def test_any_type_of_number_in_a_parquet_file(tmp_path, kind):
     frame = read_table(tmp_path / "a.parquet")
     column = Integer(name="x", lower=0, upper=9, nullable=True)
     assert one(column, frame["x"]) == ([1, 0, 3], [False, True, False])
+
+
+def test_decimals_are_the_same_numbers_as_texts():
+    texts = [f"{number:.9f}" for number in np.random.default_rng(0).uniform(0, 1000, 500)]
+    for text in texts:
+        # so narrow that the last bit of a number shows
+        column = Real(name="x", lower=float(text) - 1e-12, upper=float(text) + 1e-12)
+        decimal = pd.arrays.ArrowExtensionArray(pa.array([Decimal(text)]))
+        assert one(column, decimal) == one(column, [text])
+
+
+# A type that is guessed from all values must not change what one of them means.
+
+LARGE = ["18446744073709551615", "99999999999999999999", "-99999999999999999999", "1" * 400]
+LOOKS = [
+    *LARGE,
+    *("0", "1", "01", "+1", "1.0", " 2 ", "2e0", "3", "1.5", "-0", "-9", "-9.0", "0.1", "123.456"),
+    *("", "NA", "nan", "inf", "-inf", "1e400", "9007199254740993", "True", "false", "TRUE"),
+    *("x", "1_0", "0x1", "1,5", "\uff11", "a", "b"),
+]
+GUESSED = [
+    *COLUMNS,
+    Categorical(name="codes", levels=("01", "02", "1"), outside="1"),
+    Categorical(name="codes?", levels=("1", "2", "3"), nullable=True),
+    Categorical(name="truth", levels=("True", "False"), outside="False"),
+    Ordinal(name="large", levels=(0, 2**53, -(2**53)), nullable=True, outside=0),
+]
+
+
+def as_pandas_reads(values, **options):
+    rows = "".join(f'"{value}",x\n' for value in values)
+    return pd.read_csv(io.StringIO("x,y\n" + rows), **options)["x"]
+
+
+def in_parts(values, **options):
+    """As pandas reads a long file: with a type for each part."""
+    parts = [as_pandas_reads(part, **options) for part in (values[::2], values[1::2]) if part]
+    together = np.empty(len(values), object)
+    for start, part in enumerate(parts):
+        together[start::2] = part.astype(object)
+    return pd.Series(together, dtype=object)
+
+
+@pytest.mark.parametrize("markers", [("", "NA"), ("-9.0", "")], ids=str)
+@pytest.mark.parametrize("column", GUESSED, ids=lambda column: column.name)
+@given(
+    values=st.lists(st.sampled_from(LOOKS), min_size=1, max_size=6),
+    odd=st.sampled_from(LOOKS),
+    keep=st.booleans(),
+)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.differing_executors])
+def test_a_guessed_type_changes_no_code(column, markers, values, odd, keep):
+    # With a large integer in the column, pandas may leave NA as it is: docs/schema.md says so.
+    assume(not (keep and {*LARGE} & {*values, odd}))
+    column = dataclasses.replace(column, name="x")
+    expected = one(
+        column, as_pandas_reads(values, dtype=str, keep_default_na=keep), missing=markers
+    )
+    frames = [
+        as_pandas_reads(values, keep_default_na=keep),
+        as_pandas_reads([*values, odd], keep_default_na=keep)[: len(values)],
+        in_parts(values, keep_default_na=keep),
+        in_parts([odd, *values], keep_default_na=keep)[1:],
+    ]
+    for frame in frames:
+        try:
+            found = one(column, frame, missing=markers)
+        except TableError:
+            continue  # for the column as a whole, by its type
+        assert found == expected
+
+
+@pytest.mark.parametrize("kind", ["int64", "Int64", "float64", "Float64", "object", "category"])
+def test_codes_of_numbers_do_not_depend_on_their_type(kind):
+    column = Ordinal(name="x", levels=(-9, 1, 2**53), nullable=True)
+    values = [-9, 1, 2**53, 7]
+    assert one(column, pd.Series(values, dtype=kind)) == one(column, [*map(str, values)])
 
 
 def test_dictionaries_and_empty_columns_in_a_parquet_file(tmp_path):
@@ -349,9 +503,11 @@ ANYTHING = st.one_of(
 @given(values=st.lists(ANYTHING, min_size=1, max_size=20))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.differing_executors])
 def test_no_record_is_an_error_and_each_is_read_by_itself(column, values):
-    series = pd.Series(values, dtype=object)
+    if getattr(column, "level_type", None) is str:  # where others are refused
+        values = [value for value in values if value is None or isinstance(value, str | bytes)]
+    series = pd.Series([*values, None], dtype=object)
     together = one(column, series)
-    alone = [one(column, series[i : i + 1]) for i in range(len(values))]
+    alone = [one(column, series[i : i + 1]) for i in range(len(series))]
     assert together[0] == [value for part, _ in alone for value in part]
     assert together[1] == [gap for _, part in alone for gap in part]
     low, high = (0, len(column.levels) - 1) if hasattr(column, "levels") else column.bounds

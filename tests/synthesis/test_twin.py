@@ -6,6 +6,8 @@ import io
 import json
 import zipfile
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -13,13 +15,13 @@ import pandas as pd
 import pytest
 
 from dpvim.evidence import GaussianPrior
+from dpvim.models.columns import Rows, features
 from dpvim.releases import ReleaseSums
 from dpvim.saving import FileError
 from dpvim.synthesis import twin as twin_module
-from dpvim.synthesis.encoding import encode
-from dpvim.synthesis.folders import new_folder
-from dpvim.synthesis.model import TableRegression, own_model
-from dpvim.synthesis.schema import NotReviewedError, Schema
+from dpvim.synthesis.encoding import EncodedTable, encode
+from dpvim.synthesis.model import TableRegression, _column, own_model
+from dpvim.synthesis.schema import Binary, Count, Integer, NotReviewedError, Real, Schema
 from dpvim.synthesis.tables import read_table
 from dpvim.synthesis.twin import Twin, TwinModel, synthesize
 from dpvim.types import ModelError, NotPrivateError
@@ -117,22 +119,6 @@ def test_a_seeded_twin_is_not_saved_for_release(twin, tmp_path):
     with pytest.raises(NotPrivateError):
         twin.save(tmp_path / "twin")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_crash_leaves_nothing_half_written(tmp_path):
-    def write_half() -> None:
-        with new_folder(tmp_path / "twin") as folder:
-            (folder / "file").write_text("half")
-            raise RuntimeError("power cut")
-
-    with pytest.raises(RuntimeError, match="power cut"):
-        write_half()
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "twin.partial").mkdir()  # as a killed process leaves it
-    (tmp_path / "twin.partial" / "old").write_text("half")
-    with new_folder(tmp_path / "twin") as folder:
-        (folder / "file").write_text("whole")
-    assert [path.name for path in (tmp_path / "twin").iterdir()] == ["file"]
 
 
 def test_files_of_another_kind_are_refused(twin, tmp_path):
@@ -252,7 +238,54 @@ def test_a_regression_of_a_table(patients, schema):
     assert outcome.max() <= 30
     np.testing.assert_array_equal(covariates[:, 3], table.missing["code"])
     np.testing.assert_allclose(np.unique(covariates[:, 0]), [-0.5, 0.5])
+    expected = features(
+        [_column(schema.column(name)) for name in schema.names if name != "visits"],
+        jax.tree.map(jnp.asarray, Rows(table.values, table.missing)),
+    )
+    np.testing.assert_allclose(covariates, expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="nullable"):
         TableRegression(schema, kind="linear", target="dose")
     with pytest.raises(ValueError, match="no regression"):
         TableRegression(schema, kind="logistic", target="code")
+
+
+@pytest.mark.parametrize("target", ["n", "i"])
+def test_what_a_row_of_a_regression_is_depends_on_no_other_row(target):
+    """To the last bit, whatever the number of rows, which can be private."""
+    schema = Schema(
+        (
+            Count(name="n", upper=1000),
+            Count(name="n?", upper=10**9, nullable=True),
+            Integer(name="i", lower=-5, upper=1000),
+            Real(name="r", lower=0, upper=1, nullable=True),
+            Binary(name="b", levels=("no", "yes")),
+        )
+    )
+    rng = np.random.default_rng(0)
+    rows = 41
+    values = {
+        "n": rng.integers(0, 1000, rows, np.int32),
+        "n?": rng.integers(0, 10**9, rows, np.int32),
+        "i": rng.integers(-5, 1000, rows, np.int32),
+        "r": rng.random(rows, np.float32),
+        "b": rng.integers(0, 2, rows, np.int32),
+    }
+    missing = {name: rng.random(rows) < 0.2 for name in ("n?", "r")}
+    kind = "poisson" if target == "n" else "linear"
+    regression = TableRegression(schema, kind=kind, target=target)
+
+    def data(chosen) -> np.ndarray:
+        table = EncodedTable(*({k: v[chosen] for k, v in d.items()} for d in (values, missing)))
+        X, y = regression.data(table)
+        return np.column_stack([X, y])
+
+    whole = data(slice(None))
+    assert whole.dtype == np.float32
+    for length in range(1, 41):
+        for start in range(0, rows - length, 3):
+            np.testing.assert_array_equal(
+                data(slice(start, start + length)), whole[start:][:length]
+            )
+    for left_out in range(rows):
+        others = np.delete(np.arange(rows), left_out)
+        np.testing.assert_array_equal(data(others), whole[others])

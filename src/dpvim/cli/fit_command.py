@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+import pandas as pd
 import typer
 
 from dpvim.cli.common import plain_errors, print_json
@@ -16,6 +17,8 @@ from dpvim.cli.options import (
     DryRun,
     Encoding,
     Epsilon,
+    Formulas,
+    FormulasRule,
     LearningRate,
     NewFolder,
     NumExamples,
@@ -33,6 +36,7 @@ from dpvim.cli.planning import end_dry_run
 from dpvim.fitting import fit as fit_model
 from dpvim.synthesis.encoding import encode
 from dpvim.synthesis.folders import new_folder, write_json
+from dpvim.synthesis.formulas import is_formula, quoted, refusal
 from dpvim.synthesis.model import TableRegression, own_model
 from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.tables import read_table
@@ -63,6 +67,7 @@ def fit(
     relation: RelationOption = Relation.ZERO_OUT,
     num_examples: NumExamples = None,
     level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.9,
+    formulas: Formulas = FormulasRule.refuse,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
     seed: PrivateSeed = None,
@@ -85,6 +90,8 @@ def fit(
         known = Schema.load(schema)
         known.check_reviewed()
         regression = _regression(known, model, target)
+        if regression is not None and formulas is FormulasRule.refuse:
+            _check_names(schema, regression.names)
         chosen: Any = own_model(model) if regression is None else regression.model
         with new_folder(output) as folder:
             frame = read_table(table, columns=known.names, delimiter=delimiter, encoding=encoding)
@@ -124,7 +131,9 @@ def fit(
                 summary = summary.rename(index=labels)
             result.save(folder / "posterior.npz", not_for_release=seed is not None)
             known.save(folder / "schema.toml")
-            summary.to_csv(folder / "summary.csv", index_label="parameter")
+            _as_written(summary, formulas).to_csv(
+                folder / "summary.csv", index_label="parameter", encoding="utf-8"
+            )
             write_json(folder / "privacy.json", result.privacy.to_dict())
             (folder / "command.txt").write_text(command_line() + "\n", encoding="utf-8")
     if as_json:
@@ -133,6 +142,17 @@ def fit(
     else:
         typer.echo(summary.to_string())
         typer.echo(f"\n{result.privacy}")
+
+
+def _check_names(schema: Path, names: list[str]) -> None:
+    """Refuse names of coefficients that spreadsheets would run."""
+    if found := [f"the coefficient {name!r}" for name in names if is_formula(name)]:
+        raise refusal(schema, found)
+
+
+def _as_written(summary: pd.DataFrame, formulas: FormulasRule) -> pd.DataFrame:
+    # Names of one's own parameters are known too late to refuse them: the budget is spent.
+    return summary if formulas is FormulasRule.allow else summary.rename(index=quoted)
 
 
 def _regression(schema: Schema, model: str, target: str | None) -> TableRegression | None:

@@ -28,6 +28,14 @@ class NumbersModel(StrEnum):
     normal = "normal"
 
 
+class FormulasRule(StrEnum):
+    """What becomes of texts in CSV files that spreadsheets would run."""
+
+    refuse = "refuse"
+    quote = "quote"
+    allow = "allow"
+
+
 class Format(StrEnum):
     """File formats of synthetic tables."""
 
@@ -67,6 +75,10 @@ RowsOut = Annotated[
     int | None, typer.Option("--rows", help="Rows of each.  [default: as the original]")
 ]
 TableFormat = Annotated[Format, typer.Option("--format", help="Of the synthetic tables.")]
+Formulas = Annotated[
+    FormulasRule,
+    typer.Option(help="Texts in CSV files that a spreadsheet would run as formulas."),
+]
 RelationOption = Annotated[Relation, typer.Option(help="Which data sets are neighbours.")]
 NumExamples = Annotated[
     int | None, typer.Option(help="Public bound on the rows; with add_or_remove.")
@@ -82,4 +94,6 @@ DryRun = Annotated[
 
 def command_line() -> str:
     """The command as it was typed, to repeat it."""
-    return shlex.join(["dpvim", *sys.argv[1:]])
+    command = shlex.join(["dpvim", *sys.argv[1:]])
+    # File names need not be text. That must not be an error when the budget is spent.
+    return command.encode("utf-8", "backslashreplace").decode()

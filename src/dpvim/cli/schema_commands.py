@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from dpvim.cli.common import plain_errors
 from dpvim.cli.options import Delimiter, Encoding, Table
 from dpvim.synthesis.draft import draft as draft_schema
 from dpvim.synthesis.encoding import audit as fitness
+from dpvim.synthesis.formulas import formulas_of
 from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.tables import read_table
 
@@ -34,8 +36,10 @@ def draft(
     with plain_errors():
         if output.exists():
             raise FileExistsError(f"{output}: exists already. Choose another name.")
-        text = draft_schema(read_table(table, delimiter=delimiter, encoding=encoding)).to_toml()
-        output.write_text(text, encoding="utf-8")
+        made = draft_schema(read_table(table, delimiter=delimiter, encoding=encoding))
+        with output.open("x", encoding="utf-8") as file:  # a file made meanwhile is not replaced
+            file.write(made.to_toml())
+        _warn_of_formulas(made.schema)
     typer.echo(f"{output}: a draft. Review every column before it is used.")
 
 
@@ -53,7 +57,18 @@ def check(
     with plain_errors():
         known = Schema.load(schema)
         typer.echo(f"{schema}: {len(known.columns)} columns, {len(known.unreviewed)} not reviewed.")
+        _warn_of_formulas(known)
         if table is not None:
             frame = read_table(table, columns=known.names, delimiter=delimiter, encoding=encoding)
             typer.echo("NOT FOR RELEASE: exact counts of values")
             typer.echo(fitness(frame, known).to_string())
+
+
+def _warn_of_formulas(schema: Schema) -> None:
+    if found := formulas_of(schema):
+        warnings.warn(
+            f"spreadsheets that open a CSV file would run as formulas: {'; '.join(found)}. Rename "
+            "them, or see --formulas of synth.",
+            UserWarning,
+            stacklevel=2,
+        )

@@ -19,6 +19,8 @@ from dpvim.cli.options import (
     Encoding,
     Epsilon,
     Format,
+    Formulas,
+    FormulasRule,
     LearningRate,
     NewFolder,
     Numbers,
@@ -51,6 +53,7 @@ from dpvim.synthesis.twin import (
     DEFAULT_LEARNING_RATE,
     DEFAULT_STEPS,
     Twin,
+    check_format,
     default_delta,
     synthesize,
 )
@@ -132,6 +135,7 @@ def synth(
     datasets: Datasets = 100,
     rows: RowsOut = None,
     table_format: TableFormat = Format.csv,
+    formulas: Formulas = FormulasRule.refuse,
     clip_norm: ClipNorm = DEFAULT_CLIP_NORM,
     learning_rate: LearningRate = DEFAULT_LEARNING_RATE,
     sampling_prob: SamplingProb = None,
@@ -162,6 +166,7 @@ def synth(
             _validate.positive_int("rows", rows)
         known = Schema.load(schema)
         known.check_reviewed()
+        check_format(known, table_format.value, formulas.value)
         if model is not None:
             settings["model"] = chosen = own_model(model)
         else:
@@ -204,7 +209,9 @@ def synth(
             f"\n{output}: the fit is saved. If drawing the tables is interrupted, go on with: "
             f"dpvim sample {output} -o {output / DATA}"
         )
-        twin.write_datasets(output / DATA, datasets, rows, suffix=table_format.value)
+        twin.write_datasets(
+            output / DATA, datasets, rows, suffix=table_format.value, formulas=formulas.value
+        )
     typer.echo(f"\n{output}: {datasets} synthetic tables and the posterior they were drawn from.")
 
 
@@ -214,6 +221,7 @@ def sample(
     datasets: Datasets = 100,
     rows: RowsOut = None,
     table_format: TableFormat = Format.csv,
+    formulas: Formulas = FormulasRule.refuse,
     model: OwnModel = None,
     seed: Annotated[int | None, typer.Option(help="Repeat a draw.")] = None,
 ) -> None:
@@ -223,5 +231,12 @@ def sample(
     """
     with plain_errors():
         source = Twin.load(twin, model=None if model is None else own_model(model))
-        source.write_datasets(output, datasets, rows, suffix=table_format.value, seed=seed)
+        source.write_datasets(
+            output,
+            datasets,
+            rows,
+            suffix=table_format.value,
+            formulas=formulas.value,
+            seed=seed,
+        )
     typer.echo(f"{output}: {datasets} synthetic tables.")

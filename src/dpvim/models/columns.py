@@ -241,6 +241,45 @@ def features(columns: Sequence[Column], rows: Rows) -> Float[Array, "rows featur
     return jnp.concatenate(blocks, axis=1)
 
 
+def table_features(
+    columns: Sequence[Column],
+    values: Mapping[str, np.ndarray],
+    missing: Mapping[str, np.ndarray],
+) -> Float[np.ndarray, "rows features"]:
+    """`features` of a whole table, each row of which depends on that row alone, to the last bit.
+
+    A program that XLA compiles for N rows may round some of them in another way than one for N + 1
+    rows, and how many there are can be private. So this is done row by row: by look-ups, and by
+    NumPy's sums and products, which are correctly rounded wherever a row stands.
+    """
+    blocks = []
+    for column in columns:
+        value = values[column.name]
+        if isinstance(column, CategoricalColumn):
+            block = level_features(column.num_levels)[value]
+        else:
+            block = table_standardised(column, value)[:, None]
+        if column.nullable:
+            absent = missing[column.name][:, None]
+            blocks += [np.where(absent, np.float32(0), block), absent.astype(np.float32)]
+        else:
+            blocks.append(block)
+    return np.concatenate(blocks, axis=1)
+
+
+def table_standardised(
+    column: CountColumn | NormalColumn, values: np.ndarray
+) -> Float[np.ndarray, " rows"]:
+    """`standardised` values of a whole table, each of which depends on that value alone."""
+    if isinstance(column, CountColumn):
+        # One by one: how a vector of logarithms is rounded may depend on the place in it.
+        logarithms = np.array([*map(math.log1p, values.tolist())])
+        unit = logarithms / math.log1p(column.upper)
+    else:
+        unit = (values.astype(np.float64) - column.lower) / float(column.upper - column.lower)
+    return ((unit - 0.5) * _UNIFORM_SPREAD).astype(np.float32)
+
+
 def upper_count(column: Column) -> int:
     """The largest code or count of a column."""
     if isinstance(column, CategoricalColumn):

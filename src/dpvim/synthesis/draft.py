@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from dpvim.synthesis.encoding import to_number, value_counts
+from dpvim.synthesis.encoding import value_counts
 from dpvim.synthesis.schema import (
     DEFAULT_MARKERS,
     LARGEST_INTEGER,
@@ -32,6 +32,7 @@ from dpvim.synthesis.schema import (
     SchemaError,
 )
 from dpvim.synthesis.tables import TableError, check_names
+from dpvim.synthesis.values import are_markers, to_number
 
 _FEW_NUMBERS = 10  # as many distinct integers are taken for codes
 _FEW_TEXTS = 50
@@ -130,11 +131,16 @@ def _look_at(name: str, series: pd.Series, markers: Sequence[str]) -> _Seen:
         raise _CannotGuessError(
             f"values of type {series.dtype}. Write dates as numbers (days, years) to have them."
         ) from None
-    gaps = sum(counts.pop(text, 0) for text in (None, *markers))
-    present = {text: count for text, count in counts.items() if text is not None}
+    is_gap = are_markers([*counts], markers, as_numbers=True)
+    present = {
+        text: counts[text]
+        for text, gap in zip(counts, is_gap, strict=True)
+        if text is not None and not gap
+    }
     texts = sorted(present)  # not by how often they occur, which nobody needs to know
     numbers = np.array([to_number(text) for text in texts])
-    return _Seen(texts, numbers, np.array([present[text] for text in texts]), gaps > 0)
+    nullable = sum(counts.values()) > sum(present.values())
+    return _Seen(texts, numbers, np.array([present[text] for text in texts]), nullable)
 
 
 def _guess(name: str, series: pd.Series, seen: _Seen) -> tuple[AnyColumn, str]:

@@ -1,23 +1,26 @@
 """From a table to arrays that a model can be fitted to, and back, by the rules of a schema.
 
 Each value is read by itself: what a record becomes depends on no other record, and no record is an
-error. The only error is a column whose type, for all records, cannot be what the schema says.
+error. The only error is a column whose type, for all records, cannot be what the schema says. That
+holds for types that were guessed, too: readers of files take "01" for the number 1 unless another
+record holds a text, so that numbers are refused where the levels are texts.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from dpvim.synthesis.formulas import quoted
 from dpvim.synthesis.schema import MISSING, AnyColumn, Level, Levelled, Numeric, Real, Schema
 from dpvim.synthesis.tables import TableError, check_names
+from dpvim.synthesis.values import LEVEL_OF_TEXT, are_markers, is_text, text_of, to_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,14 +104,6 @@ def value_counts(name: str, series: pd.Series) -> dict[str | None, int]:
     return counts
 
 
-def to_number(text: str) -> float:
-    """The number that a text stands for, NaN if none."""
-    try:
-        return math.nan if "_" in text else float(text)
-    except ValueError:
-        return math.nan
-
-
 # Reading: a number (or the index of a level) for each value, and how it fits
 
 
@@ -118,74 +113,85 @@ def _interpreted(
     check_names("table", list(frame.columns), schema.names)
     for column in schema.columns:
         array = _arrow_array(column.name, frame[column.name])
-        boolean = isinstance(column, Levelled) and column.level_type is bool
-        if pa.types.is_boolean(array.type) and not boolean:
-            raise TableError(
-                f"column {column.name!r}: expected {column.kind} values as the schema says, got a "
-                'column of booleans. Declare kind = "binary" and levels = [false, true].'
-            )
+        _check_type(column, frame[column.name], array)
+        markers = _markers_of(column, schema)
         if isinstance(column, Levelled):
-            numbers, status = _read_levels(column, array, schema.missing)
+            numbers, status = _read_levels(column, array, markers)
         else:
-            numbers, status = _read_numbers(column, array, schema.missing)
+            numbers, status = _read_numbers(column, array, markers)
         yield column, numbers, status
+
+
+def _check_type(column: AnyColumn, series: pd.Series, array: pa.Array) -> None:
+    """Refuse a column whose values are, as a whole, of another type than the schema says."""
+    level_type = column.level_type if isinstance(column, Levelled) else None
+    where = f"column {column.name!r}: expected"
+    if pa.types.is_boolean(array.type) and level_type is not bool:
+        raise TableError(
+            f"{where} {column.kind} values as the schema says, got a column of booleans. Declare "
+            'kind = "binary" and levels = [false, true], or, if the levels are texts, read the '
+            f"column as text: {_READ_AS_TEXT}."
+        )
+    if level_type is not str:
+        return
+    if any(test(array.type) for test in _NUMBERS):
+        given = f"a column of numbers ({series.dtype})"
+    elif _holds_objects(series) and not all(map(is_text, series.astype(object))):
+        given = "a column in which some values are no texts, but numbers or other objects"
+    else:
+        return
+    raise TableError(
+        f"{where} texts, as the declared levels are, got {given}. A type that was guessed from the "
+        f"values takes 01 for 1, unless another record holds a text. Read the column as text: "
+        f"{_READ_AS_TEXT}. Or declare the levels as integers, without quotes."
+    )
 
 
 def _read_levels(
     column: Levelled, array: pa.Array, markers: tuple[str, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    codes: dict[Level | None, int] = {level: code for code, level in enumerate(column.levels)}
-    as_level = _LEVEL_OF_TEXT[column.level_type]
+    codes = _codes_of(column)
+    as_level = LEVEL_OF_TEXT[column.level_type]
 
     # Each distinct text is read once. -1 is for what is no level.
     indices, texts = _distinct(array)
     read = np.array([-1 if text is None else codes.get(as_level(text), -1) for text in texts])
     status = np.where(read < 0, _Status.OUTSIDE, _Status.INSIDE)
-    status[_are_missing(texts, markers)] = _Status.MISSING
+    is_missing = are_markers(texts, markers, as_numbers=column.level_type is not str)
+    status[is_missing] = _Status.MISSING
     return read[indices], status[indices]
+
+
+def _codes_of(column: Levelled) -> dict[Level | None, int]:
+    """The code of each level, also with the apostrophe that makes a formula harmless."""
+    codes: dict[Level | None, int] = {level: code for code, level in enumerate(column.levels)}
+    texts = [level for level in column.levels if isinstance(level, str)]
+    return {quoted(text): codes[text] for text in texts} | codes
+
+
+def _markers_of(column: AnyColumn, schema: Schema) -> tuple[str, ...]:
+    """Texts for missing values, also with the apostrophe that makes a formula harmless."""
+    levels = column.levels if isinstance(column, Levelled) else ()
+    return (*schema.missing, *(m for m in map(quoted, schema.missing) if m not in levels))
 
 
 def _read_numbers(
     column: Numeric, array: pa.Array, markers: tuple[str, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    if any(test(array.type) for test in _NUMBERS):
+    if any(test(array.type) for test in _BINARY_NUMBERS):
         numbers = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         status = np.where(np.isnan(numbers), _Status.MISSING, _Status.INSIDE)
+        status[np.isin(numbers, [to_number(marker) for marker in markers])] = _Status.MISSING
     else:
         indices, texts = _distinct(array)
         read = np.array([np.nan if text is None else to_number(text) for text in texts])
         read_status = np.where(np.isnan(read), _Status.NOT_A_NUMBER, _Status.INSIDE)
-        read_status[_are_missing(texts, markers)] = _Status.MISSING
+        read_status[are_markers(texts, markers, as_numbers=True)] = _Status.MISSING
         numbers, status = read[indices], read_status[indices]
-    # A marker such as -9 is one however the number is written.
-    status[np.isin(numbers, [to_number(marker) for marker in markers])] = _Status.MISSING
     numbers = np.rint(numbers) if column.integral else numbers
     lower, upper = column.bounds
     status[(status == _Status.INSIDE) & ((numbers < lower) | (numbers > upper))] = _Status.OUTSIDE
     return numbers, status
-
-
-def _are_missing(texts: list[str | None], markers: tuple[str, ...]) -> np.ndarray:
-    return np.array([text is None or text in markers for text in texts])
-
-
-def _integer(text: str) -> int | None:
-    number = to_number(text)
-    return int(number) if number.is_integer() else None
-
-
-def _boolean(text: str) -> bool | None:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    number = to_number(text)
-    return bool(number) if number in (0, 1) else None
-
-
-_LEVEL_OF_TEXT: dict[type, Callable[[str], Level | None]] = {
-    str: str,
-    int: _integer,
-    bool: _boolean,
-}
 
 
 # Mapping: what becomes of values that do not fit
@@ -218,9 +224,12 @@ def _map_numbers(
 
 
 def _to_unit(column: Real, numbers: np.ndarray) -> np.ndarray:
-    scale = np.log if column.scale == "log" else np.asarray
-    lower, upper = scale(column.lower), scale(column.upper)
-    return (scale(numbers) - lower) / (upper - lower)
+    lower, upper = column.bounds
+    if column.scale == "log":
+        # One by one: NumPy's logarithm may round by where in memory a number stands.
+        numbers = np.array([*map(math.log, numbers.tolist())])
+        lower, upper = math.log(lower), math.log(upper)
+    return (numbers - lower) / (upper - lower)
 
 
 def _from_unit(column: Real, unit: np.ndarray) -> np.ndarray:
@@ -265,7 +274,9 @@ def _whole(values: np.ndarray, lower: float, upper: float) -> np.ndarray:
 
 # Types
 
-_NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+_BINARY_NUMBERS = (pa.types.is_integer, pa.types.is_floating)
+# Decimals are read as texts: Arrow turns them into floats that are not always the nearest ones.
+_NUMBERS = (*_BINARY_NUMBERS, pa.types.is_decimal)
 _TEXTS = (
     pa.types.is_string,
     pa.types.is_large_string,
@@ -273,16 +284,14 @@ _TEXTS = (
     pa.types.is_large_binary,
 )
 _READABLE = (*_NUMBERS, *_TEXTS, pa.types.is_boolean)
-_NO_TEXT = "\N{REPLACEMENT CHARACTER}"
+_READ_AS_TEXT = "dpvim.read_table(path), or pandas.read_csv(path, dtype=str, keep_default_na=False)"
 
 
 def _arrow_array(name: str, series: pd.Series) -> pa.Array:
     """A column in one of Arrow's types; what pandas holds as objects becomes text."""
-    dtype = series.dtype
-    mixed = getattr(dtype, "categories", series).dtype == object
     try:
-        if mixed:
-            array = pa.array([*map(_text, series.astype(object))], pa.string())
+        if _holds_objects(series):
+            array = pa.array([*map(text_of, series.astype(object))], pa.string())
         else:
             array = pa.array(series, from_pandas=True)
     except (pa.ArrowException, TypeError, NotImplementedError):
@@ -296,36 +305,18 @@ def _arrow_array(name: str, series: pd.Series) -> pa.Array:
     if array is None or not any(test(array.type) for test in _READABLE):
         raise TableError(
             f"column {name!r}: expected texts, numbers or booleans, got a column of type "
-            f"{dtype}. Write dates as numbers (days, years), or leave the column out."
+            f"{series.dtype}. Write dates as numbers (days, years), or leave the column out."
         )
     return array
+
+
+def _holds_objects(series: pd.Series) -> bool:
+    """Whether each value, or each category, may be of a type of its own."""
+    return getattr(series.dtype, "categories", series).dtype == object
 
 
 def _distinct(array: pa.Array) -> tuple[np.ndarray, list[str | None]]:
     """Distinct values as texts (None is a null or NaN), and for each value its text's index."""
     encoded = array.dictionary_encode()
-    texts = [*map(_text, encoded.dictionary.to_pylist()), None]
+    texts = [*map(text_of, encoded.dictionary.to_pylist()), None]
     return encoded.indices.fill_null(len(texts) - 1).to_numpy(zero_copy_only=False), texts
-
-
-def _text(value: Any) -> str | None:
-    """A value as it would stand in a CSV file, without blanks around it; None if missing."""
-    if value is None or value is pd.NA or value is pd.NaT:
-        return None
-    try:
-        if isinstance(value, str):
-            text = value
-        elif isinstance(value, bool | np.bool_):
-            text = str(value).lower()
-        elif isinstance(value, float | np.floating):
-            number = float(value)
-            if math.isnan(number):
-                return None
-            text = str(int(number)) if number.is_integer() else repr(number)
-        else:
-            text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-        if not text.isascii():  # lone halves of surrogate pairs are no text for Arrow
-            text = text.encode("utf-8", "replace").decode()
-        return text.strip()
-    except Exception:  # an object without a text: no record is an error
-        return _NO_TEXT

@@ -27,6 +27,8 @@ FAMILIES = {
 }
 # Iterations double the correct digits; what has not settled after so many never will.
 _MAX_ITERATIONS = 50
+# What formulas of spreadsheets begin with; as in dpvim.synthesis.formulas.
+_SIGNS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 
 
 class Layout(TypedDict):
@@ -84,12 +86,29 @@ def _read_table(table: pd.DataFrame | str, layout: Layout) -> pd.DataFrame:
         n for n, allowed in layout["levels"].items() if all(isinstance(a, str) for a in allowed)
     ]
     missing = layout["missing"]
-    return pd.read_csv(
+    frame = pd.read_csv(
         table,
-        dtype=dict.fromkeys(texts, "string"),
-        na_values=missing,
+        dtype=dict.fromkeys([*texts, *_quoted(texts)], "string"),
+        na_values=None if missing is None else [*missing, *_quoted(missing)],
         keep_default_na=missing is None,
     )
+    return _without_apostrophes(frame, {name: layout["levels"][name] for name in texts})
+
+
+def _quoted(texts: Sequence[str]) -> dict[str, str]:
+    """Texts that spreadsheets would run, by how tables hold them that were written to be safe."""
+    return {f"'{text}": text for text in texts if text[:1] in _SIGNS}
+
+
+def _without_apostrophes(frame: pd.DataFrame, levels: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """The table with names and levels as they are declared."""
+    quoted = _quoted([name[1:] for name in frame.columns if name.startswith("'")])
+    frame = frame.rename(columns=quoted)
+    for name, allowed in levels.items():
+        original = {text: level for text, level in _quoted(allowed).items() if text not in allowed}
+        if original and name in frame.columns:
+            frame[name] = frame[name].replace(original)
+    return frame
 
 
 def _fit(

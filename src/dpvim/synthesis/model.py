@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -19,10 +17,10 @@ from dpvim.models.columns import (
     CountColumn,
     NormalColumn,
     Response,
-    Rows,
     check_regression,
     feature_names,
-    features,
+    table_features,
+    table_standardised,
 )
 from dpvim.models.mixture import Mixture
 from dpvim.models.regression import Regression
@@ -100,12 +98,11 @@ class TableRegression:
 
     def data(self, table: EncodedTable) -> tuple[Float[np.ndarray, "n m"], Float[np.ndarray, " n"]]:
         """Covariates and outcome."""
-        values, missing = jax.tree.map(jnp.asarray, (table.values, table.missing))
-        covariates = features(self._covariates, Rows(values, missing))
-        outcome = values[self._target.name]
+        covariates = table_features(self._covariates, table.values, table.missing)
+        outcome = table.values[self._target.name]
         if isinstance(self._target, NormalColumn):
-            outcome = self._target.standardised(outcome)
-        return np.asarray(covariates), np.asarray(outcome, np.float32)
+            outcome = table_standardised(self._target, outcome)
+        return covariates, outcome.astype(np.float32)
 
 
 def own_model(path: str | Path) -> Callable[..., Any]:

@@ -6,7 +6,6 @@ page says on itself and on its pictures that it is not for release.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable
 from importlib import metadata
@@ -19,6 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from dpvim.synthesis import words
 from dpvim.synthesis.comparison import Dataset, target_of
 from dpvim.synthesis.contingency import bin_table
+from dpvim.synthesis.folders import new_file
 from dpvim.synthesis.pictures import NOT_FOR_RELEASE
 from dpvim.synthesis.report_comparison import analysis, distances
 from dpvim.synthesis.report_model import model_content
@@ -67,12 +67,8 @@ def write_report(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the page says it
         page = _render(twin, list(datasets), compare, formula, family, command)
-    partial = target.with_name(target.name + ".partial")
-    try:
+    with new_file(target) as partial:
         partial.write_text(page, encoding="utf-8")
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _render(

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
+from dpvim.synthesis.values import LEVEL_OF_TEXT
+
 VERSION = 1
 MISSING = "missing"
 """As a value of ``outside``: what does not fit is written off as missing."""
@@ -416,8 +418,11 @@ class Schema:
             raise self._error("missing", expected, markers, 'Write missing = ["", "NA"].')
         object.__setattr__(self, "missing", tuple(markers))
         for column in self.columns:
-            levels = column.levels if isinstance(column, Levelled) else ()
-            if clash := [level for level in levels if str(level) in markers]:
+            if not isinstance(column, Levelled):
+                continue
+            # However a number is written: the marker 1.0 is the level 1.
+            marked = {LEVEL_OF_TEXT[column.level_type](marker) for marker in markers}
+            if clash := [level for level in column.levels if level in marked]:
                 raise SchemaError(
                     f"{self.source}: column {column.name!r}: levels: expected none that stands for "
                     f"a missing value, got {clash}. Take it out of the levels, or declare the "

@@ -12,6 +12,7 @@ import csv
 import difflib
 import gzip
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,18 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from dpvim.synthesis.folders import new_file
+from dpvim.synthesis.formulas import SIGNS, check_rule, is_formula, quoted, refusal
+
 _DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
+_NO_TEXTS = (
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_decimal,
+    pa.types.is_boolean,
+    pa.types.is_null,
+    pa.types.is_temporal,
+)
 _SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 
 
@@ -71,6 +83,7 @@ def write_table(
     *,
     delimiter: str | None = None,
     missing: str = "",
+    formulas: str = "refuse",
 ) -> None:
     """Write a table, or its pieces one after the other, as CSV, TSV or Parquet.
 
@@ -81,22 +94,25 @@ def write_table(
         path: The suffix says what to write, as for `read_table`.
         delimiter: As for `read_table`.
         missing: The text that stands for a missing value in CSV files.
+        formulas: What becomes of texts in CSV files that spreadsheets would run: ``refuse``,
+            ``quote`` (an apostrophe before them) or ``allow``.
     """
+    check_rule(formulas)
     target = Path(path)
     suffix = _suffix(target)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{target.parent}: there is no such folder. Create it first.")
     pieces = _pieces(target, [frames] if isinstance(frames, pd.DataFrame) else frames)
-    incomplete = target.with_name(target.name + ".partial")
-    try:
+    with new_file(target) as incomplete:
         if suffix == ".parquet":
             _write_parquet(pieces, incomplete)
-        else:
-            with _opened(target, incomplete, "wt", "utf-8") as stream:
-                stream.writelines(_csv_lines(pieces, delimiter or _delimiter(suffix), missing))
-        os.replace(incomplete, target)
-    finally:
-        incomplete.unlink(missing_ok=True)
+            return
+        marker = missing
+        if formulas != "allow":
+            pieces = (_without_formulas(target, piece, missing, formulas) for piece in pieces)
+            marker = quoted(missing)
+        with _opened(incomplete, "wt", "utf-8") as stream:
+            stream.writelines(_csv_lines(pieces, delimiter or _delimiter(suffix), marker))
 
 
 def _suffix(path: Path) -> str:
@@ -110,9 +126,9 @@ def _suffix(path: Path) -> str:
     )
 
 
-def _opened(named: Path, path: Path, mode: str, encoding: str) -> IO[str]:
-    """A file as text, compressed if its final name says so."""
-    opener: Any = partial(gzip.open, compresslevel=6) if _is_compressed(named) else open
+def _opened(path: Path, mode: str, encoding: str) -> IO[str]:
+    """A file as text, compressed if its name says so."""
+    opener: Any = partial(gzip.open, compresslevel=6) if _is_compressed(path) else open
     options = {"encoding": encoding, "errors": "surrogateescape", "newline": ""}
     return cast(IO[str], opener(path, mode, **options))
 
@@ -154,6 +170,7 @@ def _read_csv(
         ) from None
     with _errors_of_csv(source, encoding):
         names = [name.strip() for name in _header(source, delimiter, encoding)]
+        names = _without_apostrophes(names, columns or ())
         _check_delimiter(source, names, columns, delimiter)
         check_names(source, [name for name in names if name], columns)
         # Arrow knows the columns by their place: it might read the header in another way.
@@ -223,7 +240,7 @@ def _errors_of_csv(source: Path, encoding: str) -> Iterator[None]:
 def _header(source: Path, delimiter: str, encoding: str) -> list[str]:
     if encoding == "utf-8":
         encoding = "utf-8-sig"  # a byte-order mark is no part of the first name
-    with _opened(source, source, "rt", encoding) as stream:
+    with _opened(source, "rt", encoding) as stream:
         header = next(csv.reader(stream, delimiter=delimiter), [])
     "".join(header).encode()  # bytes that are no text are an error in names, and only there
     if not any(name.strip() for name in header):
@@ -232,6 +249,12 @@ def _header(source: Path, delimiter: str, encoding: str) -> list[str]:
             f"{'an empty line' if source.stat().st_size else 'an empty file'}."
         )
     return header
+
+
+def _without_apostrophes(names: list[str], wanted: Iterable[str]) -> list[str]:
+    """Names in a header; those that `write_table` put an apostrophe before are as they were."""
+    original = {quoted(name): name for name in wanted if name not in names}
+    return [original.get(name, name) for name in names]
 
 
 def _check_delimiter(
@@ -257,7 +280,7 @@ def check_names(where: object, names: Sequence[str], wanted: Iterable[str] | Non
         )
     absent = [name for name in wanted or () if name not in names]
     if absent:
-        spelt = {name.lower(): name for name in names}
+        spelt = {str(name).lower(): name for name in names}
         close = {name: difflib.get_close_matches(name.lower(), spelt, n=1) for name in absent}
         hints = [
             f"{name!r}" + (f" (did you mean {spelt[match[0]]!r}?)" if match else "")
@@ -272,7 +295,7 @@ def check_names(where: object, names: Sequence[str], wanted: Iterable[str] | Non
 def _pieces(target: Path, frames: Iterable[pd.DataFrame]) -> Iterator[pa.Table]:
     names = None
     for frame in frames:
-        piece = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata()
+        piece = _arrow_table(target, frame)
         names = names or piece.column_names
         if piece.column_names != names:
             raise TableError(
@@ -282,6 +305,47 @@ def _pieces(target: Path, frames: Iterable[pd.DataFrame]) -> Iterator[pa.Table]:
         yield piece
     if names is None:
         raise TableError(f"{target}: expected at least one piece of a table, got none.")
+
+
+def _arrow_table(target: Path, frame: pd.DataFrame) -> pa.Table:
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata()
+    except (pa.ArrowException, TypeError):  # whose messages quote values
+        raise TableError(
+            f"{target}: expected columns of texts, numbers or booleans, got one with values of "
+            "different types. Convert it, as with frame[name].astype(str)."
+        ) from None
+
+
+def _without_formulas(target: Path, piece: pa.Table, missing: str, formulas: str) -> pa.Table:
+    """A piece of a table in which no text is a formula; refused if it has one, or quoted."""
+    found = [f"the name {name!r}" for name in piece.column_names if is_formula(name)]
+    columns = []
+    for name, column in zip(piece.column_names, piece.columns, strict=True):
+        texts = _formulas_in(column)
+        if texts or (column.null_count and is_formula(missing)):
+            found.append(f"values of {name!r}")
+        columns.append(_quoted_where(column, texts))
+    if found and formulas == "refuse":
+        raise refusal(target, found)
+    return pa.table(columns, names=[*map(quoted, piece.column_names)])
+
+
+def _formulas_in(column: pa.ChunkedArray) -> list[str]:
+    """The distinct formulas in a column; numbers are none, however they are written."""
+    if any(test(column.type) for test in _NO_TEXTS):
+        return []
+    texts = column.cast(pa.string())
+    suspect = pc.match_substring_regex(texts, f"^[{re.escape(SIGNS)}]")
+    return [text for text in pc.unique(texts.filter(suspect)).to_pylist() if is_formula(text)]
+
+
+def _quoted_where(column: pa.ChunkedArray, formulas: list[str]) -> pa.ChunkedArray:
+    if not formulas:
+        return column
+    texts = column.cast(pa.string())
+    with_apostrophe = pc.binary_join_element_wise("'", texts, "")
+    return pc.if_else(pc.is_in(texts, pa.array(formulas, pa.string())), with_apostrophe, texts)
 
 
 def _write_parquet(pieces: Iterable[pa.Table], path: Path) -> None:

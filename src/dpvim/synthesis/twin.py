@@ -26,6 +26,7 @@ from dpvim.saving import FileError
 from dpvim.statement import NoPrivacy, PrivacyStatement
 from dpvim.synthesis.encoding import EncodedTable, decode, encode
 from dpvim.synthesis.folders import new_folder, write_json
+from dpvim.synthesis.formulas import check_schema
 from dpvim.synthesis.model import DEFAULT_NUMBERS, NUMBERS, model_of
 from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.tables import write_table
@@ -96,16 +97,27 @@ class Twin:
         num_rows: int | None = None,
         *,
         suffix: str = "csv",
+        formulas: str = "refuse",
         seed: int | None = None,
         progress: bool | None = None,
     ) -> None:
-        """Write synthetic-001.csv, ... to a new folder, which appears when it is complete."""
+        """Write synthetic-001.csv, ... to a new folder, which appears when it is complete.
+
+        Args:
+            folder: The new folder.
+            count, num_rows, seed: As in `datasets`.
+            suffix: ``csv``, ``csv.gz``, ``tsv``, ``tsv.gz`` or ``parquet``.
+            formulas: What becomes of declared texts that spreadsheets would run as formulas when
+                they open a CSV file: ``refuse``, ``quote`` (an apostrophe before them), ``allow``.
+            progress: Show a progress bar. Default: if standard error is a terminal.
+        """
+        check_format(self.schema, suffix, formulas)
         width = max(3, len(str(count)))
         bar = ProgressBar(count, show=wanted(progress), label="sampling", unit="tables")
         with new_folder(folder) as partial, bar:
             for number, pieces in enumerate(self._tables(count, num_rows, seed), start=1):
                 path = partial / f"synthetic-{number:0{width}}.{suffix}"
-                write_table(pieces, path, missing=self.schema.missing[0])
+                write_table(pieces, path, missing=self.schema.missing[0], formulas=formulas)
                 bar.advance(1)
 
     def _tables(
@@ -309,6 +321,12 @@ class TwinModel:
         if not hasattr(self, "twin_"):
             raise ValueError("expected a model that was fitted, got one that was not: call fit.")
         return self.twin_.sample(num_rows, seed=seed)
+
+
+def check_format(schema: Schema, suffix: str, formulas: str) -> None:
+    """Refuse a format that tables of this schema cannot be written in, by the rule for formulas."""
+    if not suffix.lower().endswith("parquet"):
+        check_schema(schema, formulas)
 
 
 def default_delta(num_rows: int) -> float:
