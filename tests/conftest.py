@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -28,6 +29,12 @@ DIM = 3
 COMBINATIONS = [
     (family, variant) for family in FAMILIES for variant in served_variants(FAMILIES[family](DIM))
 ]
+
+
+def pytest_configure(config: Any) -> None:
+    """Tests hand numbers in double precision to inner functions if JAX is set to it."""
+    if jax.config.jax_enable_x64:
+        config.addinivalue_line("filterwarnings", "ignore:Explicitly requested dtype")
 
 
 def pytest_generate_tests(metafunc: Any) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -256,6 +259,33 @@ def test_resume_takes_the_steps_that_are_left():
     # The noise of the second part is not that of the first.
     moves = np.diff(done.trace.loc, axis=0)
     assert len(np.unique(np.round(moves, 7), axis=0)) == len(moves)
+
+
+_SAVE_A_FIT = """
+import sys, jax, numpy as np, dpvim
+from dpvim.models.regression import logistic
+assert jax.config.jax_enable_x64 == (sys.argv[2] == "1")
+rng = np.random.default_rng(0)
+X = jax.numpy.asarray(rng.normal(size=(300, 3)))
+y = np.asarray(X)[:, 0] > rng.normal(size=300)
+options = dict(epsilon=1.0, delta=1e-4, num_steps=300, seed=0, progress=False)
+fit = dpvim.fit(logistic, X, y, init_params={"intercept": jax.numpy.asarray(0.1)}, **options)
+fit.save(sys.argv[1], not_for_release=True)
+assert np.isfinite(fit.posterior.summary().to_numpy(float)).all()
+dpvim.fit_many(logistic, X, y, each=[{"seed": 1}, {"seed": 2}], epsilon=1.0, delta=1e-4,
+               num_steps=20, progress=False)
+"""
+
+
+def test_double_precision_elsewhere_changes_nothing(tmp_path):
+    """Statisticians set JAX to it. The clip is made for single precision, and stays there."""
+    files = []
+    for wide in "01":
+        environment = os.environ | {"JAX_ENABLE_X64": wide}
+        command = [sys.executable, "-W", "ignore", "-c", _SAVE_A_FIT, tmp_path / wide, wide]
+        subprocess.run(command, env=environment, check=True)
+        files.append((tmp_path / wide).read_bytes())
+    assert files[0] == files[1]
 
 
 def test_a_fit_holds_no_data():

@@ -14,7 +14,7 @@ import dpvim
 ROOT = Path(dpvim.__file__).parent
 # From the ground up; modules in one row may import each other.
 LAYERS = [
-    {"_validate", "types", "compiling"},
+    {"_validate", "types", "compiling", "files"},
     {"cache", "accounting", "plan", "statement"},
     {"randomness", "sampling", "noise", "records", "mechanism", "batches"},
     {"family", "variants", "estimator"},

@@ -218,7 +218,7 @@ def test_overflow_is_the_same_eagerly_and_compiled(big):
 def test_nothing_is_clipped_or_rounded_without_privacy():
     plan = NonPrivatePlan(num_examples=2, sampling_prob=1.0, num_steps=1)
     lattice = Lattice.of(plan, dim=3, num_released=3)
-    gradients = jnp.array([[3.0, 4.0, 1 / 3], [0.0, jnp.nan, 0.0]])
+    gradients = jnp.array([[3.0, 4.0, 1 / 3], [0.0, jnp.nan, 0.0]], jnp.float32)
     value = total(gradients, jnp.ones(3), lattice.row_bound)
     release = add_noise(value, jnp.zeros(3, jnp.int32), lattice.grid)
     np.testing.assert_array_equal(release, gradients[0])

@@ -1,15 +1,36 @@
-"""Programs that are compiled quickly rather than well: they do not run long."""
+"""How programs are compiled: quickly rather than well where they do not run long, and in single
+precision whatever JAX is set to.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 # XLA's older code generator for fused operations, which takes half as long and is often as good.
 _QUICKLY: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
+
+
+def single_precision(function: Callable[P, T]) -> Callable[P, T]:
+    """Run a function in single precision, whatever ``jax_enable_x64`` says.
+
+    The clip, its margins and the lattice are made for single precision, with double precision in a
+    few named places (`mechanism`). A user who works in double precision elsewhere gets the same
+    releases as everybody.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        with jax.enable_x64(False):
+            return function(*args, **kwargs)
+
+    return call
 
 
 def jit_quickly(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ import jax
 import optax
 
 from dpvim import _validate
+from dpvim.compiling import single_precision
 from dpvim.family import FAMILIES
 from dpvim.infer import watching
 from dpvim.models.bridge import bridge
@@ -283,6 +284,7 @@ def _private_plan(
     return make_plan
 
 
+@single_precision
 def _fit_all(
     model: Callable[..., Any],
     data: tuple[Any, ...],

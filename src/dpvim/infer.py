@@ -23,7 +23,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from dpvim.batches import num_rows_of, usual_piece, with_public_shape
-from dpvim.compiling import jit_once
+from dpvim.compiling import jit_once, single_precision
 from dpvim.estimator import Estimator, Problem, make_estimator
 from dpvim.family import Family, Params
 from dpvim.noise import RoundedGaussianNoise
@@ -117,12 +117,14 @@ def make_engine(
     """
     estimator: Estimator = make_estimator(problem, family, variant, plan)
 
+    @single_precision
     @jit_once
     def init(key: Array, loc: Array, scale: float) -> State:
-        params = family.init(loc, scale)
+        params = family.init(loc.astype(jnp.float32), scale)
         nothing, origin = jnp.zeros((), jnp.int32), jnp.int32(Origin.PRIVATE)
         return State(params, optimizer.init(params), key, nothing, origin)
 
+    @single_precision
     def step(
         state: State, eta: Array, records: Record, rows: Array, noise: Array
     ) -> tuple[State, Info]:
@@ -141,7 +143,7 @@ def make_engine(
         family,
         variant,
         plan,
-        lambda data: problem.arrange(with_public_shape(data, plan)),
+        single_precision(lambda data: problem.arrange(with_public_shape(data, plan))),
         init,
         step,
         jax.jit(run_chunk),
@@ -217,11 +219,13 @@ def watching(num_steps: int, *, progress: bool) -> Iterator[Watch]:
         yield Watch(bar.advance, stopped)
 
 
+@single_precision
 def eta_for(family: Family, key: Array, step: Int[Array, ""]) -> Array:
     """The shared draw of a step; it depends on the key and the step's number alone."""
     return family.base_draw(jax.random.fold_in(key, step))
 
 
+@single_precision
 def run(
     engine: Engine,
     state: State,
@@ -257,6 +261,7 @@ def run(
     return Run(state, Trace.stack(steps, snapshots), sums)
 
 
+@single_precision
 def run_many(
     engine: Engine,
     states: State,
@@ -439,6 +444,7 @@ def _run_chunk(
     return state, seen, kept
 
 
+@single_precision
 def _etas(
     family: Family, state: State, num_steps: Int[Array, ""], capacity: int
 ) -> Float[Array, "capacity_or_more d"]:

@@ -35,6 +35,7 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array, Bool, Float, Int
 
+from dpvim.compiling import single_precision
 from dpvim.plan import Plan
 from dpvim.records import over_records
 from dpvim.types import Latent, LogLikelihood, Mask, Record, Weights
@@ -96,6 +97,7 @@ class Lattice(NamedTuple):
         return cls(plan.clip_norm * (1 - margin), plan.noise_grid)
 
 
+@single_precision
 def clip_factors(
     norms: Float[Array, " batch"], is_padding: Mask, bound: float
 ) -> Float[Array, " batch"]:
@@ -125,6 +127,7 @@ def finite_or_nan(numbers: Array) -> Array:
     return jnp.where(jnp.isfinite(numbers), clamp(numbers), jnp.nan)
 
 
+@single_precision
 def exact_sum(
     factors: Float[Array, " batch"], rows: Float[Array, "batch d"], bound: float
 ) -> Float[Array, " d"]:
@@ -158,6 +161,7 @@ def exact_sum(
         return counts.astype(jnp.float64).sum(axis=0) * quantum
 
 
+@single_precision
 def clipped_sum(
     gradients: Callable[[], Float[Array, "batch d"]],
     weights: Weights,
@@ -196,6 +200,7 @@ def clipped_sum(
     return unscaled(total, scale)
 
 
+@single_precision
 def scales_of(weights: Weights) -> Weights:
     """Square roots of the weights; zero, which takes a coordinate out, for those not finite."""
     return None if weights is None else jnp.sqrt(jnp.where(jnp.isfinite(weights), weights, 0.0))
@@ -293,6 +298,7 @@ class Likelihood(NamedTuple):
         return cls(log_prob, clipped_gradient_sum)
 
 
+@single_precision
 def add_noise(
     encoded_sum: Float[Array, " r"], noise: Int[Array, " r"], grid: float
 ) -> Float[Array, " r"]:

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from dpvim import _validate
+from dpvim.compiling import single_precision
 from dpvim.estimates import Estimate
 from dpvim.models.latent_space import LatentSpace
 from dpvim.randomness import fresh_key
@@ -77,6 +78,7 @@ class Posterior:
 
     # -- the sites -----------------------------------------------------------------------------
 
+    @single_precision
     def sample(self, n: int, *, seed: int | None = None) -> dict[str, np.ndarray]:
         """`n` draws of every site, on its own scale: arrays of shape [n, ...] by site name."""
         n = _validate.positive_int("n", n)
@@ -85,6 +87,7 @@ class Posterior:
         sites = jax.vmap(self.space.constrain)(latents)
         return {name: np.asarray(value) for name, value in sites.items()}
 
+    @single_precision
     def log_prob(self, values: Mapping[str, Any]) -> np.ndarray:
         """Log-density at values of all sites: one number, or one for each of a batch of values.
 
@@ -211,6 +214,7 @@ class Posterior:
         """An array with a row for each coordinate of the latent, cut into the sites' parts."""
         return np.split(values, np.cumsum([site.raw_size for site in self.space.sites])[:-1])
 
+    @single_precision
     def _origins(self) -> list[_Origin]:
         """Where the spread of each entry of each site comes from, to first order."""
         windows = self.estimate.windows

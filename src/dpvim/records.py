@@ -19,6 +19,7 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, jaxpr_as_fun
 
+from dpvim.compiling import single_precision
 from dpvim.types import ModelError, Record
 
 # Operations whose vectorised form gives every record the bits that it would have in any company,
@@ -80,6 +81,7 @@ _ADVICE = {
 }
 
 
+@single_precision
 def over_records(function: Callable[[Any, Record], Any], shared: Any, records: Record) -> Any:
     """Values of ``function(shared, record)`` for all records, stacked.
 

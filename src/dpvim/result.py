@@ -13,6 +13,7 @@ from jaxtyping import Array
 from numpyro.infer.autoguide import AutoGuide
 
 from dpvim import saving
+from dpvim.compiling import single_precision
 from dpvim.estimates import Estimate, EstimateName, NoiseAwareness, WindowRule
 from dpvim.estimates import estimate as estimate_posterior
 from dpvim.family import Family
@@ -92,6 +93,7 @@ class Fit:
     def _of_the_trace(self) -> Posterior:
         return self.posterior_at()
 
+    @single_precision
     def posterior_at(
         self,
         estimate: EstimateName = "average",
@@ -128,6 +130,7 @@ class Fit:
         return Posterior(found, self.space, self.trace.every, self.privacy.to_dict())
 
     @functools.cached_property
+    @single_precision
     def prior(self) -> GaussianPrior:
         """Independent Gaussians that stand for the model's prior of the unconstrained latent."""
         if self.saved_prior is not None:
@@ -151,6 +154,7 @@ class Fit:
             return False
 
     @functools.cached_property
+    @single_precision
     def _from_releases(self) -> Posterior:
         if self.releases is None:
             raise ValueError(
@@ -169,6 +173,7 @@ class Fit:
         return int(self.trace.steps[-1]) < self.plan.num_steps
 
     @property
+    @single_precision
     def params(self) -> dict[str, Array]:
         """The last iterate under NumPyro's names, for `Predictive` with `guide`."""
         return numpyro_params(self.family, self.trace.last)

@@ -13,7 +13,6 @@ import dataclasses
 import io
 import json
 import math
-import os
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -24,6 +23,7 @@ import numpy as np
 from numpyro.distributions import constraints
 
 from dpvim.family import FAMILIES, Family, FullRank, MeanField
+from dpvim.files import new_file
 from dpvim.models.latent_space import LatentSpace, Site
 from dpvim.plan import NonPrivatePlan, Plan, PrivacyPlan
 from dpvim.releases import ReleaseSums
@@ -91,15 +91,12 @@ def write(path: str | Path, saved: SavedFit) -> None:
     for group, part in ((_RELEASES, saved.releases), (_PRIOR, saved.prior)):
         if part is not None:
             arrays |= {f"{group}.{name}": array for name, array in part._asdict().items()}
-    target = Path(path)
-    partial = target.with_name(target.name + ".partial")
-    with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+    with new_file(path) as partial, zipfile.ZipFile(partial, "w") as archive:
         _add(archive, "meta.json", json.dumps(meta, indent=1).encode())
         for name, array in arrays.items():
             buffer = io.BytesIO()
             np.save(buffer, np.asarray(array), allow_pickle=False)
             _add(archive, f"{name}.npy", buffer.getvalue())
-    os.replace(partial, target)
 
 
 def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:

@@ -33,7 +33,7 @@ from jaxtyping import Array, Float
 from numpyro.infer.autoguide import AutoGuide
 
 from dpvim import _validate
-from dpvim.compiling import jit_once, jit_quickly
+from dpvim.compiling import jit_once, jit_quickly, single_precision
 from dpvim.estimator import default_width, width_schedule
 from dpvim.family import FAMILIES, Family, Params
 from dpvim.infer import (
@@ -158,6 +158,7 @@ class DPSVI:
 
     # -- SVI's verbs ------------------------------------------------------------------------
 
+    @single_precision
     def init(
         self, key: Array, *args: Any, init_params: dict[str, Any] | None = None, **kwargs: Any
     ) -> State:
@@ -175,6 +176,7 @@ class DPSVI:
         state = self._engine.init(key_eta, loc, self._init_scale)
         return _marked(state, _origin_of(self.plan, self.seed))
 
+    @single_precision
     def update(self, state: State, *args: Any, **kwargs: Any) -> tuple[State, Info]:
         """One step on a batch drawn from the data; give it the whole data set every time.
 
@@ -196,11 +198,13 @@ class DPSVI:
         _refuse_tracers(after)
         return after
 
+    @single_precision
     def get_params(self, state: State) -> dict[str, Array]:
         """Parameters by NumPyro's names: ``auto_loc`` and ``auto_scale`` or
         ``auto_scale_tril``."""
         return numpyro_params(self.family, state.params)
 
+    @single_precision
     def run(
         self,
         key: Array,
@@ -239,6 +243,7 @@ class DPSVI:
             self._steps_taken -= until - int(done.state.step)  # what an interrupted run left
         return self._result(done, until=until)
 
+    @single_precision
     def run_many(
         self,
         key: Array,
@@ -277,6 +282,7 @@ class DPSVI:
                 states, streams, records, num_steps, every, watch, stacked=stacked
             )
 
+    @single_precision
     def run_each(
         self,
         keys: Sequence[Array],
@@ -333,6 +339,7 @@ class DPSVI:
         return self._ready()._engine.family
 
     @property
+    @single_precision
     def guide(self) -> AutoGuide:
         """NumPyro's guide for the parameters of `get_params`."""
         bridged = self._ready()._bridged
@@ -343,6 +350,7 @@ class DPSVI:
         """The model's latent sites."""
         return self._ready()._bridged.space
 
+    @single_precision
     def gaussian_prior(self) -> GaussianPrior:
         """Independent Gaussians that stand for the model's prior of the unconstrained latent."""
         from dpvim.evidence import GaussianPrior
@@ -397,6 +405,7 @@ class DPSVI:
             self._origin = max(self._origin, Origin(int(state.origin)))
             return _marked(state, self._origin)
 
+    @single_precision
     def _run_together(
         self,
         states: list[State],
@@ -499,7 +508,8 @@ class DPSVI:
                 raise ValueError(
                     f"init_params[{name!r}]: expected shape {expected}, got {np.shape(value)}."
                 )
-        return space.unconstrain(space.constrain(loc) | init_params)
+        given = {name: jnp.asarray(value, jnp.float32) for name, value in init_params.items()}
+        return space.unconstrain(space.constrain(loc) | given)
 
 
 def _origin_of(plan: Plan, seed: int | None) -> Origin:

@@ -386,3 +386,10 @@ def test_a_report_leaves_files_of_others_alone(made, tmp_path, monkeypatch):
     assert (tmp_path / "report.html").read_text() == "page"
     assert (tmp_path / "precious").read_text() == "precious"
     assert (tmp_path / "report.html.partial").is_symlink()
+
+
+def test_a_comparison_is_not_written_into_the_folder_that_is_published(twin_folder):
+    made = small_twin()
+    for path in (twin_folder / "report.html", twin_folder / "data" / "report.html"):
+        with pytest.raises(ValueError, match="outside of the twin's folder"):
+            made.twin.report(path, made.tables, compare=made.original, force=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import zipfile
@@ -14,6 +15,7 @@ import numpyro.distributions as dist
 import pandas as pd
 import pytest
 
+import dpvim
 from dpvim.evidence import GaussianPrior
 from dpvim.models.columns import Rows, features
 from dpvim.releases import ReleaseSums
@@ -119,6 +121,32 @@ def test_a_seeded_twin_is_not_saved_for_release(twin, tmp_path):
     with pytest.raises(NotPrivateError):
         twin.save(tmp_path / "twin")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("change", [{"epsilon": 0.001}, {"num_steps": 1}, {"private": True}, None])
+def test_a_folder_whose_statement_is_not_the_fits_is_refused(twin, tmp_path, change):
+    twin.save(tmp_path / "twin", not_for_release=True)
+    path = tmp_path / "twin" / "privacy.json"
+    if change is None:
+        path.unlink()
+    else:
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(dpvim.FileError, match="expected the privacy statement of the fit"):
+        Twin.load(tmp_path / "twin")
+
+
+def test_a_twin_without_a_guarantee_says_so_when_it_is_loaded(twin, tmp_path):
+    twin.save(tmp_path / "twin", not_for_release=True)
+    with pytest.warns(dpvim.NotForReleaseWarning, match="no privacy guarantee"):
+        Twin.load(tmp_path / "twin")
+
+
+def test_rows_are_drawn_from_the_twins_own_posterior_alone(twin):
+    """Anything else would go by the twin's guarantee."""
+    assert len(next(twin.datasets(1, 5, posterior=twin.fit.posterior_at("last")))) == 5
+    other = dataclasses.replace(twin.fit.averaged, privacy={"private": False})
+    with pytest.raises(ValueError, match="expected one of this twin's own fit"):
+        next(twin.datasets(1, 5, posterior=other))
 
 
 def test_files_of_another_kind_are_refused(twin, tmp_path):

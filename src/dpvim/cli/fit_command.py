@@ -33,9 +33,9 @@ from dpvim.cli.options import (
     command_line,
 )
 from dpvim.cli.planning import end_dry_run
+from dpvim.files import new_folder, write_json
 from dpvim.fitting import fit as fit_model
 from dpvim.synthesis.encoding import encode
-from dpvim.synthesis.folders import new_folder, write_json
 from dpvim.synthesis.formulas import is_formula, quoted, refusal
 from dpvim.synthesis.model import TableRegression, own_model
 from dpvim.synthesis.schema import Schema

@@ -54,11 +54,6 @@ def report(
     with plain_errors():
         source = Twin.load(twin, model=None if model is None else own_model(model))
         target = output or _default_output(twin, compare is not None)
-        if compare is not None and target.resolve().is_relative_to(twin.resolve()):
-            raise ValueError(
-                f"{target}: expected a file outside of {twin}, which is made to be published, got "
-                "one within it. A comparison shows the original data."
-            )
         tables = _tables(twin)
         original = None
         if compare is not None:

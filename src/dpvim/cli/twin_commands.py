@@ -41,8 +41,8 @@ from dpvim.cli.options import (
     command_line,
 )
 from dpvim.cli.planning import end_dry_run, planned
+from dpvim.files import new_folder
 from dpvim.synthesis.encoding import encode
-from dpvim.synthesis.folders import new_folder
 from dpvim.synthesis.model import model_of, own_model
 from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.tables import read_table

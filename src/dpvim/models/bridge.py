@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
-from dpvim.compiling import jit_once, jit_quickly
+from dpvim.compiling import jit_once, jit_quickly, single_precision
 from dpvim.estimator import Problem
 from dpvim.mechanism import Likelihood
 from dpvim.models.data import ModelInput
@@ -53,6 +53,7 @@ class BridgedModel(NamedTuple):
     draw_prior: Callable[[Array], Latent]
 
 
+@single_precision
 def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
     """Find the sites of `model`, check that it can be fitted, and return it as plain functions."""
     run = _Runner(model, inputs.call)

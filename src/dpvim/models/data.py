@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpvim.compiling import single_precision
 from dpvim.types import Record
 
 _CONSTANTS = (bool, int, float, str)
@@ -64,6 +65,7 @@ class ModelInput(NamedTuple):
     call: Callable[[Callable[..., Any], Record], Any]
 
 
+@single_precision
 def prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInput:
     """Split and check the arguments of a model.
 
@@ -178,7 +180,7 @@ def _numeric_array(name: str, leaf: Any) -> np.ndarray:
             f"{name}: expected finite numbers, got NaN or infinity. Fill in or drop missing "
             "values by a rule that treats every record by itself."
         )
-    if array.dtype.kind in "iu" and array.size and not jax.config.read("jax_enable_x64"):
+    if array.dtype.kind in "iu" and array.size:
         limits = np.iinfo(np.int32)
         if array.max() > limits.max or array.min() < limits.min:
             raise ValueError(f"{name}: expected integers of 32 bits, got larger ones. Rescale.")

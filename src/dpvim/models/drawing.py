@@ -11,10 +11,12 @@ import numpyro
 from jaxtyping import Array
 from numpyro import handlers
 
+from dpvim.compiling import single_precision
 from dpvim.models.columns import Rows
 from dpvim.types import ModelError
 
 
+@single_precision
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def draw_rows(
     model: Callable[..., Any], key: Array, params: Mapping[str, Array], num_rows: int

@@ -15,16 +15,16 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from dpvim.files import new_file
 from dpvim.synthesis import words
 from dpvim.synthesis.comparison import Dataset, target_of
 from dpvim.synthesis.contingency import bin_table
-from dpvim.synthesis.folders import new_file
 from dpvim.synthesis.pictures import NOT_FOR_RELEASE
 from dpvim.synthesis.report_comparison import analysis, distances
 from dpvim.synthesis.report_model import model_content
 from dpvim.synthesis.report_tables import Counted, count_tables, marginals, pairs
 from dpvim.synthesis.schema import Count, Levelled, Schema
-from dpvim.synthesis.twin import Twin
+from dpvim.synthesis.twin import ABOUT, Twin
 from dpvim.types import ConvergenceWarning
 
 REPORT = "report.html"
@@ -60,6 +60,13 @@ def write_report(
         raise FileExistsError(f"{target}: exists already. Choose another name, or force it.")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{target.parent}: there is no such folder. Create it first.")
+    if compare is not None and any(
+        (folder / ABOUT).is_file() for folder in target.resolve().parents
+    ):
+        raise ValueError(
+            f"{target}: expected a file outside of the twin's folder, which is made to be "
+            "published, got one within it. A comparison shows the original data."
+        )
     if compare is None and (formula is not None or family is not None):
         raise ValueError("formula, family: expected only together with compare, got it without.")
     if formula is None and family is not None:

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from dpvim.synthesis.folders import new_file
+from dpvim.files import new_file
 from dpvim.synthesis.formulas import SIGNS, check_rule, is_formula, quoted, refusal
 
 _DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}

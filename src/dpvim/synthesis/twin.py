@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +16,7 @@ import pandas as pd
 
 import dpvim.result
 from dpvim import _validate
+from dpvim.files import new_folder, write_json
 from dpvim.fitting import fit as fit_model
 from dpvim.models.drawing import draw_rows
 from dpvim.models.mixture import Mixture
@@ -25,19 +27,24 @@ from dpvim.result import Fit
 from dpvim.saving import FileError
 from dpvim.statement import NoPrivacy, PrivacyStatement
 from dpvim.synthesis.encoding import EncodedTable, decode, encode
-from dpvim.synthesis.folders import new_folder, write_json
 from dpvim.synthesis.formulas import check_schema
 from dpvim.synthesis.model import DEFAULT_NUMBERS, NUMBERS, model_of
 from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.tables import write_table
+from dpvim.types import NotForReleaseWarning
 
 _FORMAT, _VERSION = "dpvim twin", 1
-_FIT, _SCHEMA, _PRIVACY, _ABOUT = "posterior.npz", "schema.toml", "privacy.json", "twin.json"
+_FIT, _SCHEMA, _PRIVACY, ABOUT = "posterior.npz", "schema.toml", "privacy.json", "twin.json"
 DATA = "data"
 DEFAULT_COMPONENTS = 10
 DEFAULT_CLIP_NORM = 2.0
 DEFAULT_LEARNING_RATE = 2e-2
 DEFAULT_STEPS = 4000
+# What a privacy statement says in numbers.
+_GUARANTEE = (
+    *("private", "delta", "relation", "noise_multiplier", "clip_norm", "sampling_prob"),
+    *("num_examples", "num_steps"),
+)
 # Tables are drawn in pieces of so many rows, which bounds the memory they take.
 _PIECE_ROWS = 250_000
 _REPORT_TABLES = 20
@@ -45,7 +52,7 @@ _REPORT_TABLES = 20
 
 @dataclasses.dataclass(frozen=True)
 class Twin:
-    """A fitted model of a table. Nothing in it is private.
+    """A fitted model of a table. Nothing that `save` writes is private.
 
     Attributes:
         schema: The table's columns.
@@ -132,6 +139,11 @@ class Twin:
         rows = self.num_rows if num_rows is None else _validate.positive_int("num_rows", num_rows)
         key = fresh_key() if seed is None else jax.random.key(seed)
         key_draws, key_rows = jax.random.split(key)
+        if posterior is not None and posterior.privacy != self.privacy.to_dict():
+            raise ValueError(
+                "posterior: expected one of this twin's own fit, from twin.fit.posterior_at, got "
+                "one with another privacy statement. What is drawn from it would go by the twin's."
+            )
         # Not `fit.posterior`: what the releases tell is local, and a mixture has many modes.
         source = posterior or self.fit.averaged
         draws = source.sample(count, seed=int(jax.random.bits(key_draws) >> 1))
@@ -177,7 +189,7 @@ class Twin:
         self.schema.save(folder / _SCHEMA)
         write_json(folder / _PRIVACY, self.privacy.to_dict())
         about = {"format": _FORMAT, "version": _VERSION, "num_rows": self.num_rows}
-        write_json(folder / _ABOUT, {**about, "model": _recipe(self.model, self.schema)})
+        write_json(folder / ABOUT, {**about, "model": _recipe(self.model, self.schema)})
 
     @classmethod
     def load(cls, folder: str | Path, *, model: Callable[..., Any] | None = None) -> Self:
@@ -188,11 +200,11 @@ class Twin:
             model: The model, if the twin was made with the user's own: no code is loaded.
         """
         source = Path(folder)
-        about_file = source / _ABOUT
+        about_file = source / ABOUT
         if not about_file.is_file():
             raise FileNotFoundError(
                 f"{source}: expected a folder with a twin, made by synth or Twin.save; found no "
-                f"{_ABOUT} in it."
+                f"{ABOUT} in it."
             )
         try:
             about = json.loads(about_file.read_text(encoding="utf-8"))
@@ -212,7 +224,9 @@ class Twin:
                 f"{source}: expected the model that this twin was made with, got none. It is the "
                 "user's own and is not part of the folder."
             )
-        return cls(schema, dpvim.result.load(source / _FIT), model, num_rows)
+        fit = dpvim.result.load(source / _FIT)
+        _check_statement(source / _PRIVACY, fit)
+        return cls(schema, fit, model, num_rows)
 
 
 def synthesize(
@@ -327,6 +341,26 @@ def check_format(schema: Schema, suffix: str, formulas: str) -> None:
     """Refuse a format that tables of this schema cannot be written in, by the rule for formulas."""
     if not suffix.lower().endswith("parquet"):
         check_schema(schema, formulas)
+
+
+def _check_statement(path: Path, fit: Fit) -> None:
+    """Refuse a folder that claims more than its fit, and say it if there is no guarantee."""
+    stated = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    facts = json.loads(json.dumps(fit.privacy.to_dict()))
+    # Words may change from version to version, the last digits of epsilon, too.
+    claims_less = stated.get("epsilon", 0.0) < 0.999 * facts.get("epsilon", 0.0)
+    if claims_less or any(stated.get(name) != facts.get(name) for name in _GUARANTEE):
+        raise FileError(
+            f"{path}: expected the privacy statement of the fit beside it, got another one or "
+            "none. The folder was changed after it was written."
+        )
+    if not fit.privacy.private:
+        warnings.warn(
+            f"{path.parent}: this twin has no privacy guarantee, and neither has anything drawn "
+            "from it.",
+            NotForReleaseWarning,
+            stacklevel=3,
+        )
 
 
 def default_delta(num_rows: int) -> float:

@@ -8,7 +8,7 @@ import stat
 import pandas as pd
 import pytest
 
-from dpvim.synthesis.folders import new_file, new_folder
+from dpvim.files import new_file, new_folder
 from dpvim.synthesis.tables import write_table
 
 
