@@ -3,13 +3,19 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format audit bench bench-published clean
+.PHONY: demo test test-x64 lint format audit bench bench-published clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto
+
+# What guards privacy, with JAX set to double precision, as many statisticians have it.
+test-x64: $(READY)
+	JAX_ENABLE_X64=1 $(BIN)/python -m pytest -n auto tests/audit tests/synthesis/test_twin.py \
+	  $(addprefix tests/test_,$(addsuffix .py,batches bridge data fitting infer mechanism mixture_model \
+	  noise posterior randomness records regression_models sampling svi))
 
 lint: $(READY)
 	$(BIN)/ruff check .

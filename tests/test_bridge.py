@@ -11,6 +11,7 @@ import pytest
 from conftest import linear_model, logistic_model
 from numpyro.infer.util import log_density
 
+from dpvim.compiling import single_precision
 from dpvim.models.bridge import bridge
 from dpvim.models.data import prepare
 from dpvim.types import ModelError
@@ -85,7 +86,7 @@ def bridged(model, args, kwargs=None):
 
 
 def at_random(space, seed=3):
-    return jax.random.normal(jax.random.key(seed), (space.dim,)) * 0.5
+    return jax.random.normal(jax.random.key(seed), (space.dim,), jnp.float32) * 0.5
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -117,6 +118,7 @@ def test_log_jacobian_is_the_determinant_of_the_transform(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
+@single_precision
 def test_gradient_through_jacobian_blocks_is_the_gradient_through_the_transform(name):
     model, args = MODELS[name]
     found, inputs = bridged(model, args)
