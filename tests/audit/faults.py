@@ -1,12 +1,7 @@
-"""Faults that an implementation of this kind may have, planted one at a time.
-
-Each is a context manager that replaces a function of the library while it is open, the way a
-programming error would, and leaves the accounting as it was.
-"""
+"""Faults that an implementation of this kind may have, planted one at a time."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +10,8 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+from path_faults import PATH_FAULTS
+from planting import Fault, everywhere, patch
 
 from dpvim import accounting, estimator, infer, mechanism, svi
 from dpvim.audit import target
@@ -22,21 +19,6 @@ from dpvim.noise import RoundedGaussianNoise
 from dpvim.randomness import SecretStreams
 from dpvim.sampling import EMPTY, PoissonSampler
 from dpvim.types import Relation
-
-
-@dataclasses.dataclass(frozen=True)
-class Fault:
-    """A fault, and the cheapest check that should see it."""
-
-    name: str
-    plant: Callable[[], Any]
-    check: str
-
-
-def _patch(owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
-    """Replace `owner.name` by what `make` makes of it."""
-    return mock.patch.object(owner, name, make(getattr(owner, name)))
-
 
 # -- noise ----------------------------------------------------------------------------------------
 
@@ -50,7 +32,7 @@ def _noise(change: Callable[[np.ndarray, RoundedGaussianNoise], np.ndarray]) -> 
 
         return faulty
 
-    return lambda: _patch(RoundedGaussianNoise, "draw", make)
+    return lambda: patch(RoundedGaussianNoise, "draw", make)
 
 
 def _short_tailed(noise: np.ndarray, source: RoundedGaussianNoise) -> np.ndarray:
@@ -68,12 +50,11 @@ def _leaning_on_the_step_before(noise: np.ndarray, source: RoundedGaussianNoise)
 
 
 def _no_clip() -> Any:
-    return _patch(mechanism, "clip_factors", lambda old: lambda norms, pad, bound: 1.0 - pad)
+    return everywhere("clip_factors", lambda old: lambda norms, pad, bound: 1.0 - pad)
 
 
 def _clip_to_root_two() -> Any:
-    return _patch(
-        mechanism,
+    return everywhere(
         "clip_factors",
         lambda old: lambda norms, pad, bound: old(norms, pad, bound * np.sqrt(2)),
     )
@@ -89,7 +70,7 @@ def _clip_after_the_sum() -> Any:
 
         return faulty
 
-    return _patch(mechanism, "clipped_sum", make)
+    return patch(mechanism, "clipped_sum", make)
 
 
 def _nan_rows_kept() -> Any:
@@ -104,7 +85,7 @@ def _nan_rows_kept() -> Any:
 
         return faulty
 
-    return _patch(mechanism, "clipped_sum", make)
+    return patch(mechanism, "clipped_sum", make)
 
 
 def _unsafe_norm() -> Any:
@@ -117,7 +98,7 @@ def _unsafe_norm() -> Any:
 
         return faulty
 
-    return _patch(mechanism, "clip_factors", make)
+    return everywhere("clip_factors", make)
 
 
 def _divided_by_the_realised_batch() -> Any:
@@ -132,7 +113,7 @@ def _divided_by_the_realised_batch() -> Any:
 
         return faulty
 
-    return _patch(mechanism, "clipped_sum", make)
+    return patch(mechanism, "clipped_sum", make)
 
 
 def _update_divided_by_the_realised_batch() -> Any:
@@ -154,7 +135,7 @@ def _update_divided_by_the_realised_batch() -> Any:
 
         return faulty
 
-    return _patch(target, "make_engine", make)
+    return patch(target, "make_engine", make)
 
 
 @contextmanager
@@ -175,14 +156,14 @@ def _sub_grid_bits() -> Any:
 
         return faulty
 
-    return _patch(estimator, "add_noise", make)
+    return patch(estimator, "add_noise", make)
 
 
 # -- batches --------------------------------------------------------------------------------------
 
 
 def _draw(make: Callable[[Any], Any]) -> Any:
-    return _patch(PoissonSampler, "draw", make)
+    return patch(PoissonSampler, "draw", make)
 
 
 def _everyone(old: Any) -> Any:
@@ -214,7 +195,7 @@ def _twice_the_rate() -> Any:
 
         return faulty
 
-    return _patch(PoissonSampler, "__init__", make)
+    return patch(PoissonSampler, "__init__", make)
 
 
 def _cut_by_highest_index() -> Any:
@@ -231,7 +212,7 @@ def _cut_by_highest_index() -> Any:
 
         return faulty
 
-    return _patch(PoissonSampler, "__init__", make)
+    return patch(PoissonSampler, "__init__", make)
 
 
 # -- accountant and streams -----------------------------------------------------------------------
@@ -244,7 +225,7 @@ def _wrong_relation() -> Iterator[None]:
     def make(old: Any) -> Any:
         return lambda step, relation: old(step, Relation.ZERO_OUT)
 
-    with _without_memory(), _patch(accounting, "_directions", make):
+    with _without_memory(), patch(accounting, "_directions", make):
         yield
 
 
@@ -253,7 +234,7 @@ def _half_the_steps() -> Iterator[None]:
     def make(old: Any) -> Any:
         return lambda *, num_steps, **facts: old(num_steps=num_steps // 2, **facts)
 
-    with _without_memory(), _patch(accounting, "dp_event", make):
+    with _without_memory(), patch(accounting, "dp_event", make):
         yield
 
 
@@ -275,7 +256,7 @@ def _forget() -> None:
 
 
 def _one_stream_for_all() -> Any:
-    return _patch(SecretStreams, "_secret", lambda old: lambda self, purpose: 12345)
+    return patch(SecretStreams, "_secret", lambda old: lambda self, purpose: 12345)
 
 
 def _one_key_for_all_purposes() -> Any:
@@ -288,7 +269,7 @@ def _one_key_for_all_purposes() -> Any:
 
         return faulty
 
-    return _patch(SecretStreams, "_secret", make)
+    return patch(SecretStreams, "_secret", make)
 
 
 def _clip_norm_forgotten() -> Any:
@@ -300,12 +281,12 @@ def _clip_norm_forgotten() -> Any:
 
         return faulty
 
-    return _patch(RoundedGaussianNoise, "__init__", make)
+    return patch(RoundedGaussianNoise, "__init__", make)
 
 
 def _fits_share_a_stream() -> Any:
     """All fits of the step-by-step face are keyed alike."""
-    return _patch(svi, "SecretStreams", lambda old: lambda *_, **__: old(0))
+    return patch(svi, "SecretStreams", lambda old: lambda *_, **__: old(0))
 
 
 FAULTS = [
@@ -346,4 +327,5 @@ FAULTS = [
         _overflowing_sum,
         "clip",
     ),
+    *PATH_FAULTS,
 ]

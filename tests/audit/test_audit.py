@@ -71,6 +71,16 @@ def test_the_report_reads_well() -> None:
     assert "no attack succeeded" in str(report_of(0.5))
 
 
+def test_the_report_names_paths() -> None:
+    findings = tuple(
+        Finding("clip", "share of one row", "seen", 1.0, path)
+        for path in ("linear, mean_field", "linear, full_rank")
+    )
+    lines = str(AuditReport(findings, {"runs": 1}, 1.0)).splitlines()
+    assert "  clip, linear, mean_field" in lines
+    assert "  clip, linear, full_rank" in lines
+
+
 def test_bad_questions_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1000"):
         audit.run(runs=10)
@@ -78,16 +88,23 @@ def test_bad_questions_are_refused() -> None:
         audit.run(runs=1000, variant="alinged")
     with pytest.raises(ValueError, match="check"):
         audit.run(runs=1000, checks=["nose"])
+    with pytest.raises(ValueError, match="Did you mean 'mixture'"):
+        audit.run(runs=1000, paths=["mixtures"])
+    with pytest.raises(ValueError, match="family"):
+        audit.run(runs=1000, families=["full"])
+    with pytest.raises(ValueError, match="cannot serve 'natural'"):
+        audit.run(runs=1000, variant="natural", families=["full_rank"])
 
 
 def test_the_command_reports_and_exits_with_zero() -> None:
-    result = CliRunner().invoke(
-        app, ["audit", "--runs", "1000", "--check", "clip", "--check", "batches", "--json"]
-    )
-    assert result.exit_code == 0
+    checks = ["--check", "clip", "--check", "batches"]
+    on = ["--path", "poisson", "--family", "full_rank"]
+    result = CliRunner().invoke(app, ["audit", "--runs", "1000", *checks, *on, "--json"])
+    assert result.exit_code == 0, result.output
     content = json.loads(result.stdout)
     assert content["passed"]
-    assert {f["check"] for f in content["findings"]} == {"clip", "batches"}
+    found = {(f["check"], f["path"]) for f in content["findings"]}
+    assert found == {("batches", ""), ("clip", "poisson, full_rank")}
 
 
 def test_the_command_exits_with_one_if_an_attack_succeeds(monkeypatch) -> None:
@@ -98,7 +115,15 @@ def test_the_command_exits_with_one_if_an_attack_succeeds(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--rums", "3"], ["--variant", "x"], ["--runs", "10"], ["--quick", "--runs", "9"]]
+    "arguments",
+    [
+        ["--rums", "3"],
+        ["--variant", "x"],
+        ["--path", "x"],
+        ["--family", "x"],
+        ["--runs", "10"],
+        ["--quick", "--runs", "9"],
+    ],
 )
 def test_misuse_ends_with_two(arguments) -> None:
     assert CliRunner().invoke(app, ["audit", *arguments]).exit_code == 2

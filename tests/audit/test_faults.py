@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from faults import FAULTS, Fault
 
 from dpvim import audit
+from dpvim.audit.paths import PATHS
 
 RUNS = 20_000
 
@@ -14,17 +17,43 @@ RUNS = 20_000
 def test_every_fault_is_caught(fault: Fault) -> None:
     """By the check that is meant for it; `make audit` runs all checks on all faults."""
     with fault.plant():
-        report = audit.run(runs=RUNS, checks=[fault.check], relations=["replace_one"], seed=1)
+        report = audit.run(
+            runs=RUNS,
+            variant=fault.variant,
+            checks=[fault.check],
+            paths=[fault.path],
+            families=[fault.family],
+            relations=["replace_one"],
+            seed=1,
+            stop_early=True,
+        )
     assert not report.passed, f"{fault.name} went unseen\n{report}"
 
 
 def test_there_are_enough_faults_and_none_twice() -> None:
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 18
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 38
+    on_path = Counter(fault.path for fault in FAULTS)
+    assert all(on_path[path] >= 2 for path in PATHS), on_path
 
 
 @pytest.mark.parametrize("variant", ["aligned", "vanilla"])
-def test_the_library_itself_passes(variant: str) -> None:
-    report = audit.run(runs=RUNS, variant=variant, seed=3)
+def test_noise_and_general_path_of_the_library_pass(variant: str) -> None:
+    checks = ["noise", "batches", "clip", "game"] + ["fits"] * (variant == "aligned")
+    report = audit.run(runs=RUNS, variant=variant, checks=checks, paths=["gradients"], seed=3)
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path != "gradients"])
+def test_paths_of_the_library_pass(path: str) -> None:
+    """In the ways that fits are run; `dpvim audit` has others, which take long to compile."""
+    report = audit.run(
+        runs=4000,
+        checks=["clip", "game"],
+        paths=[path],
+        families=["full_rank"],
+        every_way=False,
+        seed=3,
+    )
     assert report.passed, str(report)
 
 
@@ -32,4 +61,12 @@ def test_a_fault_leaves_nothing_behind() -> None:
     for fault in FAULTS:
         with fault.plant():
             pass
-    assert audit.run(runs=1000, checks=["noise", "clip", "batches"], seed=4).passed
+    report = audit.run(
+        runs=1000,
+        checks=["noise", "clip", "batches"],
+        paths=["gradients", "linear"],
+        families=["mean_field"],
+        every_way=False,
+        seed=4,
+    )
+    assert report.passed, str(report)

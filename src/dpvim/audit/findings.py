@@ -24,12 +24,14 @@ class Finding:
         observed: What was seen, for a reader.
         p_value: Probability of something at least as extreme if the mechanism is sound: 0 or 1
             for rules that hold or do not.
+        path: The way to a clipped sum that was attacked, and the family; "" if there was none.
     """
 
     check: str
     question: str
     observed: str
     p_value: float
+    path: str = ""
 
     @classmethod
     def rule(cls, check: str, question: str, observed: str, *, holds: bool) -> Finding:
@@ -41,6 +43,11 @@ class Finding:
         """The most surprising of several looks, its p-value corrected for their number."""
         p_value, observed = min(candidates)
         return cls(check, question, observed, min(1.0, p_value * len(candidates)))
+
+    @property
+    def group(self) -> str:
+        """The check, and the path if there is one."""
+        return f"{self.check}, {self.path}" if self.path else self.check
 
     @property
     def strength(self) -> str:
@@ -90,9 +97,9 @@ class AuditReport:
         width = max(len(f.question) for f in self.findings)
         previous = ""
         for f in self.findings:
-            if f.check != previous:
-                lines.append(f"  {f.check}")
-                previous = f.check
+            if f.group != previous:
+                lines.append(f"  {f.group}")
+                previous = f.group
             mark = "ALARM" if f in self.alarms else "ok"
             extra = f"  ({f.strength})" if f in self.alarms else ""
             lines.append(f"    {mark:<6}{f.question:<{width}}  {f.observed}{extra}")

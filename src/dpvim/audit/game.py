@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from jax_privacy import auditing
 from scipy import stats
 
 from dpvim.audit.findings import Finding
-from dpvim.audit.target import Player, Seen, Target, make_player
+from dpvim.audit.paths import Adversary
+from dpvim.audit.target import Seen, Vectorised
 from dpvim.plan import PrivacyPlan
 from dpvim.randomness import SecretStreams
 from dpvim.types import Relation
@@ -30,85 +32,112 @@ _DELTA_OF_BOUND = 1e-3
 _WORTH_SAYING = 1e-3
 
 
-@dataclasses.dataclass(frozen=True)
-class Adversary:
-    """Which record is the canary at each step, and in which company.
-
-    Attributes:
-        name: What it tries.
-        canary: Shape [steps, d].
-        others: Rows that are there in both worlds, shape [rows, d].
-        direction: Where to look for the canary, shape [steps, d]; the canary itself where finite.
-    """
-
-    name: str
-    canary: np.ndarray
-    others: np.ndarray
-    direction: np.ndarray
-
-
-def adversaries(target: Target) -> list[Adversary]:
-    """From the plain canary to rows that break careless arithmetic."""
-    steps, dim, bound = target.plan.num_steps, target.engine.family.dim, target.plan.clip_norm
-    axis = np.zeros((steps, dim), np.float32)
-    axis[:, 0] = bound
-    contrast = np.zeros((steps, dim), np.float32)
-    contrast[:, 0], contrast[:, 1] = bound / np.sqrt(2), -bound / np.sqrt(2)
-    signs = np.where(np.arange(steps) % 2, -1, 1)[:, None].astype(np.float32)
-    bystander = np.zeros((1, dim), np.float32)
-    crowd = np.repeat(axis[:1], 8, axis=0)
-    unit = axis / bound
-
-    def one(name: str, canary: np.ndarray, others: np.ndarray, look: np.ndarray) -> Adversary:
-        return Adversary(name, canary.astype(np.float32), others, look)
-
-    return [
-        one("along one axis", axis, bystander, axis),
-        one("alternating sign", signs * axis, bystander, signs * axis),
-        one("contrast", contrast, bystander, contrast),
-        one("just below the clip", 0.999 * axis, bystander, axis),
-        one("against the crowd", -100 * axis, crowd, -axis),
-        one("zero gradient", 0 * axis, crowd, axis),
-        one("overflow", np.float32(1e25) * unit, bystander, axis),
-        one("inf", np.float32(np.inf) * np.ones_like(axis), bystander, axis),
-        one("nan", np.float32(np.nan) * axis, bystander, axis),
-    ]
-
-
 def game_checks(
-    target: Target, streams: Callable[[], SecretStreams], *, runs: int
-) -> list[Finding]:
-    """Every adversary plays `runs` runs in each world."""
-    claims = [(target.plan.epsilon(delta), delta) for delta in _DELTAS]
-    play = make_player(target)
-    return [_one_game(target, play, one, claims, streams, runs) for one in adversaries(target)]
-
-
-def _one_game(
-    target: Target,
-    play: Player,
-    adversary: Adversary,
-    claims: list[tuple[float, float]],
+    program: Vectorised,
+    relation: Relation,
     streams: Callable[[], SecretStreams],
+    *,
     runs: int,
-) -> Finding:
-    present, absent = worlds(target, adversary)
-    seen = [play(each, num_runs=runs, streams=streams()) for each in (present, absent)]
-    looks, bound = [], 0.0
-    for name, score in scores(target, adversary).items():
-        inside, outside = (_finite_order(score(each)) for each in seen)
-        for first, second in ((inside, outside), (-outside, -inside)):
-            looks += [
-                (p, f"score {name!r} breaks ({epsilon:.3g}, {delta:g})")
-                for (epsilon, delta), p in zip(
-                    claims, hockey_stick(first, second, claims), strict=True
-                )
-            ]
-        bound = max(bound, _epsilon_bound(inside, outside))
-    relation = target.plan.relation
-    claimed = target.plan.epsilon(_DELTA_OF_BOUND)
-    text = f"epsilon at least {bound:.2f}, claimed {claimed:.2f}"
-    return strongest_look(f"game, {relation}", adversary.name, text, looks)
+) -> list[Finding]:
+    """Every adversary of the path plays `runs` runs in each world."""
+    game = _Game(program, dataclasses.replace(program.target.plan, relation=relation))
+    return [game.play(one, streams, runs) for one in program.target.path.adversaries]
+
+
+class _Game:
+    """The worlds of an adversary, and how to tell them apart."""
+
+    def __init__(self, program: Vectorised, plan: PrivacyPlan) -> None:
+        self._program, self._plan = program, plan
+        self._path = program.target.path
+        self._shares = program.target.shares()
+        self._claims = [(plan.epsilon(delta), delta) for delta in _DELTAS]
+        self._replaces = plan.relation is Relation.REPLACE_ONE
+
+    def play(
+        self, adversary: Adversary, streams: Callable[[], SecretStreams], runs: int
+    ) -> Finding:
+        scores = self._scores(adversary)
+        inside, outside = (
+            self._program.play(
+                records,
+                num_rows,
+                runs=runs,
+                streams=streams(),
+                look=lambda seen: {name: score(seen) for name, score in scores.items()},
+            )
+            for records, num_rows in self._worlds(adversary)
+        )
+        looks, bound = [], 0.0
+        for name in scores:
+            present, absent = _finite_order(inside[name]), _finite_order(outside[name])
+            for first, second in ((present, absent), (-absent, -present)):
+                p_values = hockey_stick(first, second, self._claims)
+                looks += [
+                    (p, f"score {name!r} breaks ({epsilon:.3g}, {delta:g})")
+                    for (epsilon, delta), p in zip(self._claims, p_values, strict=True)
+                ]
+            bound = max(bound, _epsilon_bound(present, absent))
+        claimed = self._plan.epsilon(_DELTA_OF_BOUND)
+        text = f"epsilon at least {bound:.2f}, claimed {claimed:.2f}"
+        return strongest_look(f"game, {self._plan.relation}", adversary.name, text, looks)
+
+    def _numbers(self, names: tuple[str, ...]) -> np.ndarray:
+        """Row numbers for each step; names are taken one step after the other, and again."""
+        steps = range(self._plan.num_steps)
+        return np.array([self._path.number(names[i % len(names)]) for i in steps])
+
+    def _worlds(self, adversary: Adversary) -> list[tuple[Any, int]]:
+        """Records with the canary, and those of its neighbour; the number of rows that are there.
+
+        The neighbour is without it, or has its opposite. Where the canary is absent its place is
+        in the arrays, so that one program serves both worlds, but the sampler knows of no such row.
+        """
+        others = [self._path.number(name) for name in adversary.others]
+        opposite = adversary.opposite if self._replaces else adversary.others[:1]
+
+        def with_row(names: tuple[str, ...]) -> Any:
+            rows = [np.array([*others, last]) for last in self._numbers(names)]
+            return self._program.ready(self._path.rows, rows)
+
+        return [
+            (with_row(adversary.canary), len(others) + 1),
+            (with_row(opposite), len(others) + self._replaces),
+        ]
+
+    def _scores(self, adversary: Adversary) -> dict[str, Callable[[Seen], np.ndarray]]:
+        """Ways to turn what is seen of a run into one number, larger if the canary is there."""
+        plan, steps = self._plan, np.arange(self._plan.num_steps)
+        look, look_opposite = adversary.look or (adversary.canary, adversary.opposite)
+        here, there = (
+            self._shares[steps, self._numbers((names,) if isinstance(names, str) else names)]
+            for names in (look, look_opposite)
+        )
+        there = there if self._replaces else np.zeros_like(here)
+        others = [self._path.number(name) for name in adversary.others]
+        crowd = self._shares[:, others].sum(axis=1)
+        away = here - there
+        unit = away / np.linalg.norm(away, axis=1, keepdims=True)
+
+        def centred(seen: Seen) -> np.ndarray:
+            """The releases, less what the others are expected to add."""
+            return seen.release - (plan.sampling_prob * crowd).astype(np.float32)
+
+        def log_ratio(seen: Seen) -> np.ndarray:
+            """The best score for a sound mechanism."""
+            at = centred(seen)
+            return (_log_mixture_along(at, here, plan) - _log_mixture_along(at, there, plan)).sum(1)
+
+        return {
+            "likelihood ratio": log_ratio,
+            "sum": lambda seen: np.einsum("ntr,tr->n", centred(seen), unit),
+            "size": lambda seen: np.square(seen.release).sum(axis=(1, 2)),
+            # Public arithmetic takes the release to the update; if it is anything else, it shows
+            # here.
+            "change for its release": lambda seen: (
+                seen.update.sum(axis=1) / (np.abs(seen.release).sum(axis=(1, 2)) + 1e-30)
+            ),
+        }
 
 
 def strongest_look(check: str, question: str, text: str, looks: list[tuple[float, str]]) -> Finding:
@@ -118,59 +147,11 @@ def strongest_look(check: str, question: str, text: str, looks: list[tuple[float
     return dataclasses.replace(finding, observed=text + breaks)
 
 
-def worlds(target: Target, adversary: Adversary) -> tuple[np.ndarray, np.ndarray]:
-    """Records with the canary, and its neighbour: without it, or with its opposite."""
-    steps = target.plan.num_steps
-    others = np.broadcast_to(adversary.others, (steps, *adversary.others.shape))
-
-    def with_row(row: np.ndarray) -> np.ndarray:
-        return np.concatenate([others, row[:, None]], axis=1)
-
-    if target.plan.relation is Relation.REPLACE_ONE:
-        return with_row(adversary.canary), with_row(-adversary.canary)
-    return with_row(adversary.canary), others
-
-
-def scores(target: Target, adversary: Adversary) -> dict[str, Callable[[Seen], np.ndarray]]:
-    """Ways to turn what is seen of a run into one number, larger if the canary is there."""
-    plan = target.plan
-    expected = np.stack([target.encode(i, row) for i, row in enumerate(adversary.direction)])
-    lengths = np.linalg.norm(expected, axis=1)
-    unit = expected / lengths[:, None]
-    shift = np.minimum(lengths, plan.clip_norm)
-    crowd = np.stack(
-        [
-            sum(_clipped(target.encode(i, row), plan.clip_norm) for row in adversary.others)
-            for i in range(plan.num_steps)
-        ]
-    )
-
-    def along(seen: Seen) -> np.ndarray:
-        """The releases along the canary, less what the others are expected to add."""
-        centred = seen.release - plan.sampling_prob * crowd
-        return np.einsum("ntr,tr->nt", centred, unit)
-
-    def log_ratio(seen: Seen) -> np.ndarray:
-        """The best score for a sound mechanism."""
-        at = along(seen)
-        ratio = log_mixture(at, shift, plan)
-        if plan.relation is Relation.REPLACE_ONE:
-            ratio = ratio - log_mixture(at, -shift, plan)
-        return ratio.sum(axis=1)
-
-    return {
-        "likelihood ratio": log_ratio,
-        "sum": lambda seen: along(seen).sum(axis=1),
-        "size": lambda seen: np.square(seen.release).sum(axis=(1, 2)),
-        # Public arithmetic takes the release to the update; if it is anything else, it shows here.
-        "change for its release": lambda seen: (
-            np.abs(seen.update).sum(axis=(1, 2)) / (np.abs(seen.release).sum(axis=(1, 2)) + 1e-30)
-        ),
-    }
-
-
-def _clipped(row: np.ndarray, bound: float) -> np.ndarray:
-    return row * min(1.0, bound / (np.linalg.norm(row) + 1e-30))
+def _log_mixture_along(at: np.ndarray, share: np.ndarray, plan: PrivacyPlan) -> np.ndarray:
+    """`log_mixture` for releases [runs, steps, r] and shares of the canary [steps, r]."""
+    lengths = np.linalg.norm(share, axis=1)
+    unit = share / np.maximum(lengths, 1e-30)[:, None]
+    return log_mixture(np.einsum("ntr,tr->nt", at, unit), lengths, plan)
 
 
 def log_mixture(at: np.ndarray, shift: float | np.ndarray, plan: PrivacyPlan) -> np.ndarray:

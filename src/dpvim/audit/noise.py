@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 
 from dpvim.audit.findings import Finding, chi_square, two_sided_normal
-from dpvim.audit.target import Seen, Target, make_player
+from dpvim.audit.target import Target, Vectorised
 from dpvim.noise import RoundedGaussianNoise
 from dpvim.randomness import SecretStreams
 
@@ -23,12 +23,14 @@ _TAIL = 4.0
 
 def noise_checks(target: Target, streams: list[SecretStreams], *, runs: int) -> list[Finding]:
     """Questions to the noise of two fits."""
-    plan = target.plan
-    nothing = np.zeros((plan.num_steps, 2, target.engine.family.dim), np.float32)
-    play = make_player(target)
-    first, second = (play(nothing, num_runs=runs, streams=each) for each in streams[:2])
-    z = first.release.astype(float) / plan.noise_stddev
-    other = second.release.astype(float) / plan.noise_stddev
+    plan, program = target.plan, Vectorised(target)
+    zeros = np.full(2, target.path.number("zero"))
+    nothing = program.ready(target.path.rows, [zeros] * plan.num_steps)
+    first, second = (
+        program.play(nothing, 2, runs=runs, streams=each, look=lambda seen: seen.release)
+        for each in streams[:2]
+    )
+    z, other = (release.astype(float) / plan.noise_stddev for release in (first, second))
     return [
         _scale(z),
         _mean(z),
@@ -111,9 +113,9 @@ def _tail(target: Target, streams: SecretStreams, *, draws: int) -> Finding:
     return Finding.strongest(CHECK, "tails", looks)
 
 
-def _lattice(seen: Seen, grid: float) -> Finding:
-    below = int(np.sum(seen.release.astype(float) % grid != 0))
-    observed = f"{below} of {seen.release.size} releases have bits below the grid"
+def _lattice(release: np.ndarray, grid: float) -> Finding:
+    below = int(np.sum(release.astype(float) % grid != 0))
+    observed = f"{below} of {release.size} releases have bits below the grid"
     return Finding.rule(CHECK, "noise lies on the lattice", observed, holds=below == 0)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from dpvim import _validate
 from dpvim.audit.batches import batch_checks
@@ -14,28 +16,44 @@ from dpvim.audit.findings import AuditReport, Finding
 from dpvim.audit.fits import fit_checks
 from dpvim.audit.game import game_checks
 from dpvim.audit.noise import noise_checks
-from dpvim.audit.target import Target, make_target
+from dpvim.audit.paths import PATHS, Expected, Path
+from dpvim.audit.target import Target, Vectorised, make_target
+from dpvim.compiling import single_precision
+from dpvim.family import FAMILIES
 from dpvim.plan import PrivacyPlan
 from dpvim.progress import ProgressBar, wanted
 from dpvim.randomness import SecretStreams
 from dpvim.types import Relation
-from dpvim.variants import VARIANTS
+from dpvim.variants import VARIANTS, make_variant, served_variants
 
 FULL_RUNS = 200_000
 QUICK_RUNS = 20_000
 _FEWEST_RUNS = 1000
-# Not one: a forgotten clip norm must show.
-CLIP_NORM = 0.37
-CHECKS = ("noise", "clip", "batches", "game", "fits")
+_FEWEST_FITS = 200
+_RUNS_FOR_ALL_FITS = 100_000
+CHECKS = ("noise", "batches", "clip", "game", "fits")
 
 
+class _Part(NamedTuple):
+    """A piece of an audit, the check that it belongs to, and what it is about."""
+
+    check: str
+    path: str
+    run: Callable[[], Iterable[Finding]]
+
+
+@single_precision
 def run(
     *,
     runs: int = FULL_RUNS,
     variant: str = "aligned",
     relations: Sequence[str] = (Relation.ZERO_OUT, Relation.REPLACE_ONE),
     checks: Sequence[str] = CHECKS,
+    paths: Sequence[str] = tuple(PATHS),
+    families: Sequence[str] | None = None,
     seed: int | None = None,
+    every_way: bool = True,
+    stop_early: bool = False,
     progress: bool | None = False,
 ) -> AuditReport:
     """Attack the installed library and report what was found.
@@ -45,81 +63,159 @@ def run(
         variant: Which gradient estimator to attack.
         relations: Neighbouring relations whose claims are tested in the game.
         checks: Which groups of checks to run.
+        paths: Which ways to a clipped sum to attack; see `dpvim.audit.paths`.
+        families: Which variational families; by default all that can serve the variant.
         seed: Repeats an audit. By default all randomness is the library's own, from the
             operating system.
+        every_way: Run steps in every way for the first family (eagerly, by both code generators,
+            as constants, with thousands of rows), not only in those that fits are.
+        stop_early: Leave a path at the first rule that is broken.
         progress: Show a progress bar; None asks the terminal.
     """
-    runs = _validate.positive_int("runs", runs)
-    if runs < _FEWEST_RUNS:
-        raise ValueError(f"runs: expected at least {_FEWEST_RUNS}, got {runs}.")
-    _validate.one_of("variant", variant, VARIANTS)
-    for relation in relations:
-        _validate.one_of("relation", relation, [r.value for r in Relation])
-    for check in checks:
-        _validate.one_of("check", check, CHECKS)
+    if families is None:
+        families = [f for f, make in FAMILIES.items() if variant in served_variants(make(1))]
+    _check_questions(runs, variant, relations, checks, paths, families)
+    audit = _Audit(variant, runs, seed, every_way=every_way)
     began = time.perf_counter()
-    parts = _parts(variant, relations, runs, seed)
-    wished = [part for name, part in parts if name in checks]
+    parts = [p for p in audit.parts(relations, paths, families) if p.check in checks]
     findings: list[Finding] = []
-    with ProgressBar(len(wished), show=wanted(progress), label="audit", unit="parts") as bar:
-        for part in wished:
-            findings += part()
+    with ProgressBar(len(parts), show=wanted(progress), label="audit", unit="parts") as bar:
+        for part in parts:
+            for finding in part.run():
+                findings.append(dataclasses.replace(finding, path=part.path))
+                if stop_early and finding.p_value == 0:
+                    break
             bar.advance(1)
-    settings = {"variant": variant, "runs": runs, "relations": ", ".join(relations)}
+    settings = {
+        "variant": variant,
+        "runs": runs,
+        "relations": ", ".join(relations),
+        "paths": ", ".join(paths),
+        "families": ", ".join(families),
+    }
     return AuditReport(tuple(findings), settings, time.perf_counter() - began)
 
 
-def _parts(
-    variant: str, relations: Sequence[str], runs: int, seed: int | None
-) -> list[tuple[str, Callable[[], list[Finding]]]]:
-    """The pieces of an audit with the checks they belong to."""
-    streams = _streams(seed)
-    seeds = (None, None) if seed is None else (2 * seed, 2 * seed + 1)
-
-    def noise() -> list[Finding]:
-        some = list(itertools.islice(streams, 4))
-        return noise_checks(_target(variant), some, runs=max(runs // 10, QUICK_RUNS))
-
-    def clip() -> list[Finding]:
-        # A grid that is coarser than the one rows are rounded to: what is kept below it shows.
-        return clip_checks(_target(variant, noise_multiplier=1024.0, num_examples=20_000))
-
-    def batches() -> list[Finding]:
-        target = _target(variant, num_examples=40)
-        return batch_checks(target, next(streams), next(streams), steps=max(runs, QUICK_RUNS))
-
-    def game(relation: str) -> list[Finding]:
-        return game_checks(_target(variant, relation), lambda: next(streams), runs=runs)
-
-    def fits() -> list[Finding]:
-        return fit_checks(variant=variant, fits=max(runs // 40, 200), seeds=seeds)
-
-    return [
-        ("noise", noise),
-        ("clip", clip),
-        ("batches", batches),
-        *(("game", functools.partial(game, relation)) for relation in relations),
-        ("fits", fits),
-    ]
-
-
-def _target(
+def _check_questions(
+    runs: int,
     variant: str,
-    relation: str = Relation.ZERO_OUT,
-    *,
-    noise_multiplier: float = 1.0,
-    num_examples: int = 9,
-) -> Target:
-    """Four steps at sampling probability 0.2 and noise 1: strong attacks have a chance."""
-    plan = PrivacyPlan(
-        num_examples=num_examples,
-        sampling_prob=0.2,
-        num_steps=4,
-        clip_norm=CLIP_NORM,
-        relation=Relation(relation),
-        noise_multiplier=noise_multiplier,
-    )
-    return make_target(plan, variant=variant)
+    relations: Sequence[str],
+    checks: Sequence[str],
+    paths: Sequence[str],
+    families: Sequence[str],
+) -> None:
+    """Refuse what cannot be asked, before anything is compiled."""
+    if _validate.positive_int("runs", runs) < _FEWEST_RUNS:
+        raise ValueError(f"runs: expected at least {_FEWEST_RUNS}, got {runs}.")
+    _validate.one_of("variant", variant, VARIANTS)
+    for name, given, known in (
+        ("relation", relations, [r.value for r in Relation]),
+        ("check", checks, CHECKS),
+        ("path", paths, PATHS),
+        ("family", families, FAMILIES),
+    ):
+        for each in given:
+            _validate.one_of(name, each, known)
+    for family in families:
+        make_variant(variant, FAMILIES[family](1))  # refuses what a family cannot serve
+
+
+class _Audit:
+    """What an audit attacks, made when it is needed and kept."""
+
+    def __init__(self, variant: str, runs: int, seed: int | None, *, every_way: bool) -> None:
+        self._variant, self._runs, self._seed = variant, runs, seed
+        self._every_way = every_way
+        self._streams = _streams(seed)
+        self._path = functools.cache(_make_path)
+        self._program = functools.lru_cache(1)(self._make_program)
+
+    def parts(
+        self, relations: Sequence[str], paths: Sequence[str], families: Sequence[str]
+    ) -> Iterator[_Part]:
+        """Noise and batches, which know nothing of likelihoods, once; the rest on every path."""
+        yield _Part("noise", "", self._noise)
+        yield _Part("batches", "", self._batches)
+        attacked = list(itertools.product(paths, families))
+        for path, family in attacked:
+            thorough = self._every_way and family == families[0]
+            clip = functools.partial(self._clip, path, family, thorough=thorough)
+            yield _Part("clip", f"{path}, {family}", clip)
+        for path, family in attacked:
+            for relation in map(Relation, relations):
+                game = functools.partial(self._game, path, family, relation)
+                yield _Part("game", f"{path}, {family}", game)
+        for path, family in self._fitted(paths, families):
+            fits = functools.partial(self._fits, path, family)
+            yield _Part("fits", f"{path}, {family}", fits)
+
+    def _fitted(self, paths: Sequence[str], families: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Whole fits take long to compile: in a short audit every path has one of the families."""
+        if self._runs >= _RUNS_FOR_ALL_FITS:
+            return itertools.product(paths, families)
+        return zip(paths, itertools.cycle(families), strict=False)
+
+    def _noise(self) -> list[Finding]:
+        some = list(itertools.islice(self._streams, 4))
+        return noise_checks(self._target("gradients"), some, runs=max(self._runs // 10, QUICK_RUNS))
+
+    def _batches(self) -> list[Finding]:
+        target, steps = self._target("gradients", num_examples=40), max(self._runs, QUICK_RUNS)
+        return batch_checks(target, next(self._streams), next(self._streams), steps=steps)
+
+    def _clip(self, path: str, family: str, *, thorough: bool) -> Iterable[Finding]:
+        # A grid that is coarser than the one rows are rounded to: what is kept below it shows.
+        target = self._target(path, family, noise_multiplier=1024.0, num_examples=20_000)
+        return clip_checks(target, thorough=thorough)
+
+    def _game(self, path: str, family: str, relation: Relation) -> list[Finding]:
+        is_private = relation is Relation.ADD_OR_REMOVE
+        program = self._program(path, family, is_private)
+        return game_checks(program, relation, lambda: next(self._streams), runs=self._runs)
+
+    def _fits(self, path: str, family: str) -> list[Finding]:
+        seed = self._seed
+        return fit_checks(
+            self._path(path)[0],
+            family=family,
+            variant=self._variant,
+            # Fits take longer than the steps of games.
+            fits=max(self._runs // (40 if path == "gradients" else 200), _FEWEST_FITS),
+            seeds=(None, None) if seed is None else (2 * seed, 2 * seed + 1),
+        )
+
+    def _make_program(self, path: str, family: str, is_private: bool) -> Vectorised:
+        """The runs of games; those of other relations are the same, but for what is claimed."""
+        relation = Relation.ADD_OR_REMOVE if is_private else Relation.ZERO_OUT
+        scale = self._path(path)[0].scale
+        return Vectorised(self._target(path, family, relation=relation, scale=scale))
+
+    def _target(
+        self,
+        path: str,
+        family: str = "mean_field",
+        *,
+        relation: Relation = Relation.ZERO_OUT,
+        noise_multiplier: float = 1.0,
+        num_examples: int = 9,
+        scale: float = 1.0,
+    ) -> Target:
+        """Four steps at sampling probability 0.2 and noise 1: strong attacks have a chance."""
+        known, expected = self._path(path)
+        plan = PrivacyPlan(
+            num_examples=num_examples,
+            sampling_prob=0.2,
+            num_steps=4,
+            clip_norm=known.clip_norm,
+            relation=relation,
+            noise_multiplier=noise_multiplier,
+        )
+        return make_target(known, expected, plan, variant=self._variant, family=family, scale=scale)
+
+
+def _make_path(name: str) -> tuple[Path, Expected]:
+    path = PATHS[name]()
+    return path, Expected(path.problem)
 
 
 def _streams(seed: int | None) -> Iterator[SecretStreams]:

@@ -1,13 +1,13 @@
-"""The library's step function, set up so that an adversary chooses every gradient.
+"""The library's own step function on a path, set up so that an adversary chooses every record.
 
-The likelihood of a record x at latent theta is exp(theta . x): its gradient is the record itself,
-so whoever writes the records writes the gradients. Everything else is the library's own: the
-engine, the sampler, the noise.
+Engine, sampler and noise are those that fits use; what is made here is where a step starts and
+which rows it sees.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,108 +15,148 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from dpvim.estimator import Problem
+from dpvim.audit.canaries import Records, take
+from dpvim.audit.paths import Expected, Path, clipped
 from dpvim.family import FAMILIES
 from dpvim.infer import Engine, State, Supply, eta_for, make_engine
-from dpvim.mechanism import Likelihood
 from dpvim.plan import PrivacyPlan
 from dpvim.randomness import SecretStreams
-from dpvim.sampling import EMPTY
 from dpvim.variants import make_variant
 
-DIM = 4
 _LEARNING_RATE = 1.0
-# Runs that are attacked at a time; more would not fit the processor's caches.
+# Runs that are attacked at a time: more would not fit the processor's caches, nor many releases
+# of many numbers the memory.
 _RUNS_AT_A_TIME = 20_000
+_NUMBERS_AT_A_TIME = 8_000_000
+
+T = TypeVar("T")
 
 
 class Target(NamedTuple):
-    """An engine under attack, and where its steps start from."""
+    """An engine under attack, where its steps start from, and the path that it takes."""
 
     engine: Engine
     state: State
+    path: Path
+    expected: Expected
 
     @property
     def plan(self) -> PrivacyPlan:
         assert isinstance(self.engine.plan, PrivacyPlan)
         return self.engine.plan
 
-    def eta(self, step: int) -> Array:
-        """The public draw of a step."""
-        return eta_for(self.engine.family, self.state.key, jnp.int32(step))
+    def ready(self, records: Records) -> Any:
+        """Records as the engine takes them, made as fits make them."""
+        return self.engine.ready([jnp.asarray(leaf) for leaf in records])
 
-    def encode(self, step: int, gradient: np.ndarray) -> np.ndarray:
-        """What the adversary expects of one gradient, before any clip."""
-        variant = self.engine.variant
-        return np.asarray(variant.encode(self.state.params, self.eta(step), jnp.asarray(gradient)))
+    def etas(self) -> Array:
+        """The public draws of all steps."""
+        family, key = self.engine.family, self.state.key
+        return jnp.stack([eta_for(family, key, jnp.int32(i)) for i in range(self.plan.num_steps)])
+
+    def shares(self) -> np.ndarray:
+        """What the adversary expects the path's rows to add to releases: [steps, rows, r]."""
+        params, etas = self.state.params, self.etas()
+        family, encode = self.engine.family, self.engine.variant.encode
+        latents = np.stack([family.reparametrise(params, eta) for eta in etas])
+        gradients = self.expected.gradients(latents, self.path.rows)
+        with jax.enable_x64(True):
+            by_step = jax.vmap(jax.vmap(lambda eta, g: encode(params, eta, g), (None, 0)))
+            encoded = np.asarray(by_step(etas, gradients))
+        return clipped(encoded, self.plan.clip_norm)
+
+
+def make_target(
+    path: Path,
+    expected: Expected,
+    plan: PrivacyPlan,
+    *,
+    variant: str = "aligned",
+    family: str = "mean_field",
+    scale: float = 1.0,
+) -> Target:
+    """The library's engine for a plan, on a path."""
+    guide = FAMILIES[family](path.problem.dim)
+    engine = make_engine(
+        path.problem, guide, make_variant(variant, guide), optax.sgd(_LEARNING_RATE), plan
+    )
+    state = engine.init(jax.random.key(0), jnp.asarray(path.loc), scale)
+    # Somewhere: a family starts with scales that are all alike, and without correlations.
+    packed = guide.pack(state.params)
+    moved = packed + 0.1 * scale * jnp.sin(jnp.arange(len(packed)))
+    return Target(engine, state._replace(params=guide.unpack(moved)), path, expected)
 
 
 class Seen(NamedTuple):
-    """What the adversary sees of every run and step."""
+    """What the adversary sees of a step: the release, and the change of the parameters.
+
+    Of many runs side by side it is the sum of the changes' sizes.
+    """
 
     release: Any
     update: Any
 
 
-class Player(Protocol):
-    """Plays `num_runs` independent runs on `records`, gradients of shape [steps, rows, d].
-
-    The rows may differ from step to step: an adversary chooses them so. The library's sampler and
-    noise draw from `streams`.
-    """
-
-    def __call__(self, records: np.ndarray, *, num_runs: int, streams: SecretStreams) -> Seen: ...
-
-
-def make_target(
-    plan: PrivacyPlan, *, variant: str = "aligned", family: str = "mean_field"
-) -> Target:
-    """The library's engine for a plan, on records that are their own gradients."""
-    guide = FAMILIES[family](DIM)
-    likelihood = Likelihood.from_log_prob(lambda latent, record: jnp.dot(latent, record))
-    problem = Problem(DIM, likelihood, lambda latent: jnp.zeros(()))
-    engine = make_engine(
-        problem, guide, make_variant(variant, guide), optax.sgd(_LEARNING_RATE), plan
-    )
-    return Target(engine, engine.init(jax.random.key(0), jnp.zeros(DIM), 1.0))
-
-
 def step_once(
-    target: Target, records: Array, is_padding: Array, noise: Array, step: int = 0
-) -> tuple[Array, Array]:
-    """Release and change of the parameters of one step on a given batch."""
-    state = target.state._replace(step=jnp.int32(step))
-    rows = jnp.where(is_padding, EMPTY, jnp.arange(len(records)))
-    after, info = target.engine.step(state, target.eta(step), records, rows, noise)
-    family = target.engine.family
-    return info.release, family.pack(after.params) - family.pack(state.params)
-
-
-def make_player(target: Target) -> Player:
-    """A function that plays many runs of the plan's steps, compiled once for each shape."""
-    num_steps = target.plan.num_steps
-    numbers = jnp.arange(num_steps)
-    etas = jnp.stack([target.eta(i) for i in range(num_steps)])
+    target: Target, eta: Array, number: Any, records: Any, rows: Array, noise: Array
+) -> Seen:
+    """A step on the records with these row numbers; records as `Engine.ready` returns them."""
+    state = target.state._replace(step=jnp.int32(number))
+    after, info = target.engine.step(state, eta, records, rows, noise)
     pack = target.engine.family.pack
+    return Seen(info.release, pack(after.params) - pack(state.params))
 
-    def one_step(number: Array, eta: Array, records: Array, rows: Array, noise: Array) -> Seen:
-        state = target.state._replace(step=number)
-        after, info = target.engine.step(state, eta, records, rows, noise)
-        return Seen(info.release, pack(after.params) - pack(state.params))
 
-    def one_run(records: Array, rows: Array, noise: Array) -> Seen:
-        return jax.vmap(one_step)(numbers, etas, records, rows, noise)
+class Vectorised:
+    """Many runs of the plan's steps as one program, compiled once for each shape."""
 
-    all_runs = jax.jit(jax.vmap(one_run, in_axes=(None, 0, 0)))
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        etas, numbers = target.etas(), jnp.arange(target.plan.num_steps)
 
-    def play(records: np.ndarray, *, num_runs: int, streams: SecretStreams) -> Seen:
-        supply = Supply(target.engine, records.shape[1], streams)
-        seen = []
-        for start in range(0, num_runs, _RUNS_AT_A_TIME):
-            runs = min(_RUNS_AT_A_TIME, num_runs - start)
-            drawn = supply.draw(runs * num_steps, runs * num_steps)
-            by_run = [each.reshape(runs, num_steps, -1) for each in drawn]
-            seen.append(jax.tree.map(np.asarray, all_runs(records, *by_run)))
-        return jax.tree.map(lambda *parts: np.concatenate(parts), *seen)
+        def one_run(records: Any, rows: Array, noise: Array) -> Seen:
+            def one(eta: Array, number: Array, *rest: Any) -> Seen:
+                seen = step_once(target, eta, number, *rest)
+                return seen._replace(update=jnp.sum(jnp.abs(seen.update)))
 
-    return play
+            return jax.vmap(one)(etas, numbers, records, rows, noise)
+
+        self._all_runs = jax.jit(jax.vmap(one_run, in_axes=(None, 0, 0)))
+
+    def ready(self, records: Records, numbers: Sequence[np.ndarray]) -> Any:
+        """Records with these numbers, for each step, as the engine takes them."""
+        by_step = [self.target.ready(take(records, each)) for each in numbers]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *by_step)
+
+    def silent(self, records: Any, rows: np.ndarray) -> Seen:
+        """Steps on batches of chosen rows, shape [runs, steps, batch], without noise."""
+        noise = np.zeros((*rows.shape[:2], self.target.engine.variant.num_released), np.int32)
+        return jax.tree.map(np.asarray, self._all_runs(records, rows.astype(np.int32), noise))
+
+    def play(
+        self,
+        records: Any,
+        num_rows: int,
+        *,
+        runs: int,
+        streams: SecretStreams,
+        look: Callable[[Seen], T],
+    ) -> T:
+        """What `look` makes of `runs` independent runs on the first `num_rows` records.
+
+        The library's sampler and noise draw from `streams`. Results of `look` are joined along
+        their first axes.
+        """
+        engine, steps = self.target.engine, self.target.plan.num_steps
+        supply = Supply(engine, num_rows, streams)
+        most = max(1, _NUMBERS_AT_A_TIME // (steps * engine.variant.num_released))
+        at_a_time = min(_RUNS_AT_A_TIME, most, runs)
+        found = []
+        for start in range(0, runs, at_a_time):
+            # The last ones are drawn for a whole program, and those too many are dropped.
+            drawn = supply.draw(at_a_time * steps, at_a_time * steps)
+            by_run = [each.reshape(at_a_time, steps, -1) for each in drawn]
+            seen = jax.tree.map(np.asarray, self._all_runs(records, *by_run))
+            kept = min(at_a_time, runs - start)
+            found.append(look(jax.tree.map(lambda leaf, n=kept: leaf[:n], seen)))
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *found)

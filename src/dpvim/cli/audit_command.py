@@ -7,19 +7,23 @@ from typing import Annotated
 
 import typer
 
+from dpvim.audit.paths import PATHS
 from dpvim.audit.running import CHECKS, FULL_RUNS, QUICK_RUNS, run
 from dpvim.cli.common import FOUND, plain_errors, print_json
+from dpvim.family import FAMILIES
 from dpvim.types import Relation
 from dpvim.variants import VARIANTS
 
 VariantName = StrEnum("VariantName", {n: n for n in VARIANTS})  # type: ignore[misc]
 CheckName = StrEnum("CheckName", {n: n for n in CHECKS})  # type: ignore[misc]
+PathName = StrEnum("PathName", {n: n for n in PATHS})  # type: ignore[misc]
+FamilyName = StrEnum("FamilyName", {n: n for n in FAMILIES})  # type: ignore[misc]
 _ALIGNED = VariantName("aligned")
 
 
 def audit(
     quick: Annotated[
-        bool, typer.Option("--quick", help=f"{QUICK_RUNS:,} runs a game: a minute.")
+        bool, typer.Option("--quick", help=f"{QUICK_RUNS:,} runs a game: a few minutes.")
     ] = False,
     runs: Annotated[
         int | None, typer.Option(help=f"Runs in each world of a game.  [default: {FULL_RUNS}]")
@@ -34,19 +38,30 @@ def audit(
     check: Annotated[
         list[CheckName] | None, typer.Option(help="Only these groups of checks.")
     ] = None,
+    path: Annotated[
+        list[PathName] | None,
+        typer.Option(help="Only these ways to a clipped sum: autodiff, ready-made models, ..."),
+    ] = None,
+    family: Annotated[
+        list[FamilyName] | None, typer.Option(help="Only these variational families.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Repeat an audit.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as json.")] = False,
 ) -> None:
-    """Attack the installed library: noise, clip, batches, distinguishing games, whole fits.
+    """Attack the installed library: noise, batches, clip, distinguishing games, whole fits.
 
-    Ends with 0 if no attack succeeded and with 1 if one did. A sound library raises an alarm in
-    at most 0.5 % of audits.
+    Clip, games and fits are attacked on every way that fits may take: gradients by autodiff, by
+    look-ups, and the clipped sums of the ready-made models, for every family. Ends with 0 if no
+    attack succeeded and with 1 if one did. A sound library raises an alarm in at most 0.5 % of
+    audits.
 
     Examples:
 
     - `dpvim audit --quick`
 
     - `dpvim audit --variant vanilla --json > audit.json`
+
+    - `dpvim audit --path mixture --family full_rank`
     """
     if runs is None:
         runs = QUICK_RUNS if quick else FULL_RUNS
@@ -58,6 +73,8 @@ def audit(
             variant=variant.value,
             relations=tuple(relation or (Relation.ZERO_OUT, Relation.REPLACE_ONE)),
             checks=tuple(c.value for c in check) if check else CHECKS,
+            paths=tuple(p.value for p in path) if path else tuple(PATHS),
+            families=tuple(f.value for f in family) if family else None,
             seed=seed,
             progress=None,
         )

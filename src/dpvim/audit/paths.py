@@ -1,0 +1,262 @@
+"""The ways from records to a clipped sum that fits may take, each with rows to attack it.
+
+`gradients` is the general one with records that are their own gradients: whoever writes the records
+writes the gradients. The others are what users run: NumPyro models by autodiff and by look-ups,
+and the ready-made models, which bring clipped sums of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax.tree_util import PyTreeDef
+
+from dpvim.audit import models
+from dpvim.audit.canaries import NOT_FINITE, Records, extreme_rows, join, take
+from dpvim.audit.models import Case
+from dpvim.estimator import Problem
+from dpvim.mechanism import Likelihood
+from dpvim.models.bridge import BridgedModel, bridge
+from dpvim.models.data import prepare
+from dpvim.types import Latent
+
+_DIM = 4
+_CLIP_NORM = 0.37
+CANARY, OPPOSITE = "canary", "opposite"
+
+
+class Adversary(NamedTuple):
+    """Which row is the canary, and in which company; rows are named, see `Path.number`.
+
+    Attributes:
+        name: What it tries.
+        canary: Its rows, one step after the other.
+        opposite: What replaces them if a record is replaced.
+        others: Rows that are there in both worlds.
+        look: Rows in whose direction to look for the canary and its opposite; themselves if None.
+    """
+
+    name: str
+    canary: tuple[str, ...]
+    opposite: tuple[str, ...]
+    others: tuple[str, ...]
+    look: tuple[str, str] | None = None
+
+
+class WholeFit(NamedTuple):
+    """A model, where a fit of it starts, and rows that are there with the canary and without."""
+
+    model: Callable[..., Any]
+    bridged: BridgedModel
+    structure: PyTreeDef
+    loc: np.ndarray
+    others: Records
+    canary: Records
+
+
+class Path(NamedTuple):
+    """One way to a clipped sum.
+
+    Attributes:
+        name: What it is called in `PATHS`.
+        problem: What is fitted.
+        loc: Where the means start.
+        scale: Standard deviation that games start from; small where the gradients depend on it.
+        clip_norm: What rows are clipped to.
+        rows: Extreme rows, then ordinary ones.
+        names: Those of the extreme rows, in order.
+        not_finite: Names of rows that must count for nothing.
+        adversaries: Who plays in games.
+        fit: What whole fits are made of.
+    """
+
+    name: str
+    problem: Problem
+    loc: np.ndarray
+    scale: float
+    clip_norm: float
+    rows: Records
+    names: tuple[str, ...]
+    not_finite: tuple[str, ...]
+    adversaries: tuple[Adversary, ...]
+    fit: WholeFit
+
+    def number(self, name: str) -> int:
+        """That of a row; ordinary ones are called "0", "1" and so on."""
+        return self.names.index(name) if name in self.names else len(self.names) + int(name)
+
+    @property
+    def ordinary(self) -> Records:
+        return take(self.rows, slice(len(self.names), None))
+
+
+def _from_case(name: str, make: Callable[[], Case]) -> Path:
+    """A path through a NumPyro model, as `dpvim.fit` sets it up."""
+    case = make()
+    ordinary = jax.tree.leaves(case.ordinary)
+    bridged = bridge(case.model, prepare(case.ordinary, {}))
+    canary, opposite = jax.tree.leaves(case.canary), jax.tree.leaves(case.opposite)
+    # The first row is what padding is filled with.
+    named = {CANARY: canary, OPPOSITE: opposite}
+    named |= {name: jax.tree.leaves(args) for name, args in case.extra.items()}
+    named |= extreme_rows(canary)
+    loc = np.asarray(bridged.space.unconstrain(case.start))
+    fit = WholeFit(
+        case.model,
+        bridged,
+        jax.tree.structure(case.ordinary),
+        loc,
+        take(ordinary, range(5)),
+        canary,
+    )
+    return Path(
+        name=name,
+        problem=bridged.problem,
+        loc=loc,
+        scale=0.05,
+        clip_norm=case.clip_norm,
+        rows=join([*named.values(), ordinary]),
+        names=tuple(named),
+        not_finite=(*NOT_FINITE, *(name for name in case.extra if "infinite" in name)),
+        adversaries=(
+            Adversary("long gradient", (CANARY,), (OPPOSITE,), ("0",)),
+            Adversary("overflow", ("-1e25",), (OPPOSITE,), ("0",), (CANARY, OPPOSITE)),
+            Adversary("nan", ("nan",), (OPPOSITE,), ("0",), (CANARY, OPPOSITE)),
+        ),
+        fit=fit,
+    )
+
+
+def _gradients() -> Path:
+    """Likelihood exp(theta . x) of a record x: its gradient is the record itself."""
+
+    def log_prob(latent: Latent, record: Any) -> Any:
+        return jnp.dot(latent, record[0])
+
+    problem = Problem(_DIM, Likelihood.from_log_prob(log_prob), lambda latent: jnp.zeros(()))
+    named, ordinary = _gradient_rows()
+    return Path(
+        name="gradients",
+        problem=problem,
+        loc=np.zeros(_DIM, np.float32),
+        scale=1.0,
+        clip_norm=_CLIP_NORM,
+        rows=[np.concatenate([*(row[None] for row in named.values()), ordinary])],
+        names=tuple(named),
+        not_finite=NOT_FINITE,
+        adversaries=_gradient_adversaries(),
+        fit=_fit_of_means(),
+    )
+
+
+def _gradient_rows() -> tuple[dict[str, np.ndarray], np.ndarray]:
+    axis, contrast = np.zeros((2, _DIM), np.float32)
+    axis[0] = _CLIP_NORM
+    contrast[:2] = _CLIP_NORM / np.sqrt(2), -_CLIP_NORM / np.sqrt(2)
+    spread = np.full(_DIM, _CLIP_NORM / np.sqrt(_DIM), np.float32)
+    unit = axis / _CLIP_NORM
+    directions = {
+        "far above the clip": 100 * spread,
+        "at the clip": spread,
+        CANARY: axis,
+        "contrast": contrast,
+        "just below the clip": np.float32(0.999) * axis,
+        "100 axis": 100 * axis,
+        "1e19 axis": unit * np.float32(1e19),
+        "1e25 axis": unit * np.float32(1e25),
+        "3e38 axis": unit * np.float32(3e38),
+    }
+    rows = directions | {f"-{name}": -row for name, row in directions.items()}
+    rows[OPPOSITE] = -axis
+    rows |= {name: row[0][0] for name, row in extreme_rows([axis[None]]).items()}
+    random = np.random.default_rng(0).normal(size=(24, _DIM)).astype(np.float32)
+    return rows, random * np.float32(_CLIP_NORM)
+
+
+def _gradient_adversaries() -> tuple[Adversary, ...]:
+    """From the plain canary to rows that break careless arithmetic."""
+    alone, crowd = ("zero",), (CANARY,) * 8
+    along = (CANARY, OPPOSITE)
+
+    def one(
+        name: str, row: str, others: tuple[str, ...] = alone, look: tuple[str, str] | None = None
+    ) -> Adversary:
+        return Adversary(name, (row,), (f"-{row}",), others, look)
+
+    return (
+        one("along one axis", CANARY),
+        Adversary("alternating sign", along, along[::-1], alone),
+        one("contrast", "contrast"),
+        one("just below the clip", "just below the clip"),
+        one("against the crowd", "-100 axis", crowd, along[::-1])._replace(opposite=("100 axis",)),
+        Adversary("zero gradient", ("zero",), ("zero",), crowd, along),
+        one("overflow", "1e25 axis", alone, along),
+        one("inf", "inf", alone, along),
+        Adversary("nan", ("nan",), ("nan",), alone, along),
+    )
+
+
+def _fit_of_means() -> WholeFit:
+    """A model whose gradients are, but for a constant, the records themselves."""
+
+    def model(x: Any) -> None:
+        mean = numpyro.sample("mean", dist.Normal(0, 1).expand([2]).to_event(1))
+        with numpyro.plate("records", x.shape[0]):
+            numpyro.sample("x", dist.Normal(mean, 1).to_event(1), obs=x)
+
+    others = (np.zeros((5, 2), np.float32),)
+    canary = [np.array([[1e4, 0.0]], np.float32)]
+    bridged = bridge(model, prepare(others, {}))
+    loc = np.zeros(2, np.float32)
+    return WholeFit(model, bridged, jax.tree.structure(others), loc, list(others), canary)
+
+
+_CASES = {
+    "autodiff": models.plain,
+    "look_ups": models.table,
+    "logistic": models.logistic,
+    "poisson": models.poisson,
+    "linear": models.linear,
+    "mixture": models.mixture,
+}
+PATHS: dict[str, Callable[[], Path]] = {
+    "gradients": _gradients,
+    **{name: functools.partial(_from_case, name, make) for name, make in _CASES.items()},
+}
+
+
+class Expected:
+    """What a record's share of a release ought to be: autodiff and NumPy in double precision.
+
+    It shares no code with the clipped sums under attack.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        one = jax.grad(problem.likelihood.log_prob)
+        self._gradients = jax.jit(jax.vmap(jax.vmap(one, (None, 0)), (0, None)))
+
+    def gradients(self, latents: np.ndarray, records: Records) -> np.ndarray:
+        """Gradients of the records at several latents, shape [latents, rows, d]."""
+        with jax.enable_x64(True):
+            wide = [leaf.astype(float) if leaf.dtype.kind == "f" else leaf for leaf in records]
+            return np.asarray(self._traced(jnp.asarray(latents, float), wide))
+
+    def _traced(self, *given: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that values are outside of supports
+            return self._gradients(*given)
+
+
+def clipped(rows: np.ndarray, bound: float) -> np.ndarray:
+    """Rows (along the last axis) shortened to the bound."""
+    with np.errstate(invalid="ignore"):  # what is not finite ends as NaN
+        norms = np.linalg.norm(rows, axis=-1, keepdims=True)
+        return rows * np.minimum(1.0, bound / np.maximum(norms, 1e-300))
