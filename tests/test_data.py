@@ -142,6 +142,12 @@ def test_bad_data_are_refused(args, kwargs, error, message):
         prepare(args, kwargs)
 
 
+def test_a_square_array_is_warned_of():
+    with pytest.warns(dpvim.PrivacyWarning, match="as many columns as there are records"):
+        prepare((np.zeros((30, 30)),), {})
+    prepare((np.zeros((30, 29)),), {})
+
+
 def test_errors_do_not_say_which_row():
     values = np.zeros(1000)
     values[617] = np.nan

@@ -426,6 +426,13 @@ def test_many_fits_without_a_seed_differ_and_are_private():
     assert len({float(one.trace.loc[-1, 0]) for one in fits}) == 3
 
 
+def test_a_seed_of_one_fit_is_no_seed_of_another():
+    fits = dpvim.fit_many(
+        logistic_model, *many_data(), each=[{"seed": 1}, {}], epsilon=2.0, delta=1e-4, **SHORT
+    )
+    assert [one.privacy.private for one in fits] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("each", "more", "message"),
     [

@@ -403,7 +403,7 @@ class DPSVI:
                 )
             self._steps_taken = taken
             self._origin = max(self._origin, Origin(int(state.origin)))
-            return _marked(state, self._origin)
+        return state if int(state.origin) == self._origin else _marked(state, self._origin)
 
     @single_precision
     def _run_together(

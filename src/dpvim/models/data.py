@@ -6,6 +6,7 @@ An error names the argument, never a row: it must not say which record is at fau
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,9 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpvim.compiling import single_precision
-from dpvim.types import Record
+from dpvim.types import PrivacyWarning, Record
 
 _CONSTANTS = (bool, int, float, str)
+# In smaller data as many columns as rows are no surprise.
+_FEW_ROWS = 20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,6 +90,7 @@ def prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInput:
         )
     num_rows = _common_length(arrays)
     _check_keys(leaves)
+    _warn_of_square_arrays(arrays, num_rows)
     constants = [None if data else leaf for (_, leaf), data in zip(leaves, is_data, strict=True)]
 
     def call(model: Callable[..., Any], records: Record) -> Any:
@@ -199,6 +203,19 @@ def _common_length(arrays: dict[str, np.ndarray]) -> int:
     if num_rows == 0:
         raise ValueError("data: expected at least one record, got arrays with no rows.")
     return num_rows
+
+
+def _warn_of_square_arrays(arrays: dict[str, np.ndarray], num_rows: int) -> None:
+    """A row of a kernel or an adjacency matrix holds others' data, too."""
+    for name, array in arrays.items():
+        if num_rows >= _FEW_ROWS and num_rows in array.shape[1:]:
+            warnings.warn(
+                f"{name}: has as many columns as there are records. If each column belongs to a "
+                "record, too (distances, a kernel, who knows whom), rows hold the data of others, "
+                "and the guarantee for one record is not one for a person.",
+                PrivacyWarning,
+                stacklevel=4,
+            )
 
 
 def _check_keys(leaves: list[tuple[Any, Any]]) -> None:
