@@ -183,7 +183,7 @@ class DPSVI:
         Returns the new state and what was released: there is no loss, which would be private.
         The same arrays given again are not read again.
         """
-        _refuse_tracers(state)
+        _refuse_tracers((state, jax.lax.full((), 0)))  # the second is one while a program is traced
         inputs = self._read(args, kwargs)
         state = self._spend(state, 1)
         with self._lock:
