@@ -15,7 +15,7 @@ ROOT = Path(dpvim.__file__).parent
 # From the ground up; modules in one row may import each other.
 LAYERS = [
     {"_validate", "types", "compiling", "files"},
-    {"cache", "accounting", "plan", "statement"},
+    {"cache", "accounting", "cross_check", "plan", "statement"},
     {"randomness", "sampling", "noise", "records", "mechanism", "batches"},
     {"family", "variants", "estimator"},
     {"progress", "trace", "releases", "infer"},
@@ -79,7 +79,7 @@ def test_numpyro_and_pandas_stay_below_the_bridge(path):
 
 
 def test_accounting_needs_no_jax():
-    for name in ("cache", "accounting", "plan", "statement"):
+    for name in ("cache", "accounting", "cross_check", "plan", "statement"):
         assert "jax" not in imports_of(Path(f"{name}.py"))
 
 

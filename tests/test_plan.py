@@ -188,3 +188,25 @@ def test_default_rules():
     assert resolve_num_steps(num_steps=None, num_epochs=3, sampling_prob=0.01) == 300
     with pytest.raises(ValueError, match="got both"):
         resolve_num_steps(num_steps=3, num_epochs=3, sampling_prob=0.1)
+
+
+@pytest.mark.parametrize("relation", list(Relation))
+@pytest.mark.parametrize("sampling_prob", [0.01, 0.3, 1.0])
+def test_a_second_accountant_agrees(relation, sampling_prob):
+    """It shares no code with ours. Both are upper bounds."""
+    plan = PrivacyPlan(
+        num_examples=20_000,
+        sampling_prob=sampling_prob,
+        num_steps=2000,
+        clip_norm=1.0,
+        relation=relation,
+    ).calibrate(epsilon=1.0, delta=1e-6)
+    theirs = plan.epsilon(1e-6, accountant="dp_accounting")
+    assert theirs == pytest.approx(plan.epsilon(1e-6), rel=5e-3)
+    halved = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 2)
+    assert halved.epsilon(1e-6, accountant="dp_accounting") > 1.9
+
+
+def test_an_unknown_accountant_is_refused():
+    with pytest.raises(ValueError, match="Did you mean 'dp_accounting'"):
+        plan_of(noise_multiplier=1.0).epsilon(1e-5, accountant="dp-accounting")

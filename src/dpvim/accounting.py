@@ -307,7 +307,7 @@ def _directions(step: dp_accounting.DpEvent, relation: Relation) -> list[_Pair]:
     return [_Pair(p, r, 1 / noise) for p, r in sides]
 
 
-def _left_by_the_cap(step: dp_accounting.DpEvent, num_steps: int, delta: float) -> float:
+def delta_without_cap(step: dp_accounting.DpEvent, num_steps: int, delta: float) -> float:
     """What is left of `delta` for steps that are not cut."""
     import dp_accounting
 
@@ -337,7 +337,7 @@ def _epsilon(
     import dp_accounting
 
     step, num_steps = event.event, event.count
-    delta = _left_by_the_cap(step, num_steps, delta)
+    delta = delta_without_cap(step, num_steps, delta)
     if isinstance(step, dp_accounting.GaussianDpEvent):
         # A composition of Gaussians is one Gaussian.
         step = dp_accounting.GaussianDpEvent(step.noise_multiplier / math.sqrt(num_steps))

@@ -130,9 +130,20 @@ class PrivacyPlan(_Schedule):
             noise_multiplier=self.noise_stddev / self.clip_norm, **self._event_facts()
         )
 
-    def epsilon(self, delta: float) -> float:
-        """The cost of the run at `delta`: an upper bound."""
+    def epsilon(self, delta: float, *, accountant: str = "dpvim") -> float:
+        """The cost of the run at `delta`: an upper bound.
+
+        Args:
+            delta: Probability with which the bound may fail.
+            accountant: ``"dpvim"``, or ``"dp_accounting"`` for a second opinion that shares no code
+                with it. For others there is `dp_event`.
+        """
         delta = _validate.open_unit("delta", delta)
+        _validate.one_of("accountant", accountant, ("dpvim", "dp_accounting"))
+        if accountant == "dp_accounting":
+            from dpvim.cross_check import epsilon_by_dp_accounting
+
+            return epsilon_by_dp_accounting(self.dp_event, delta=delta, relation=self.relation)
         return accounting.epsilon_of(self.dp_event, delta=delta, relation=self.relation)
 
     def calibrate(self, *, epsilon: float, delta: float) -> Self:

@@ -43,6 +43,8 @@ def _jacobian_after_the_clip() -> Iterator[None]:
             if not seen:
                 return total
             space, latent = seen.pop("space"), seen.pop("latent")
+            if space.dim != len(total):  # seen when another model was set up
+                return total
 
             def values(latent: Any) -> Any:
                 return space.pack(space.constrain(latent))

@@ -59,10 +59,20 @@ def test_the_whole_story(call, folder):
     assert "5 columns, 0 not reviewed" in checked.stdout
 
     planned = call(
-        "plan", "--schema", "patients.toml", "--rows", 400, "--epsilon", 5, "--json", *QUICK
+        "plan",
+        "--schema",
+        "patients.toml",
+        "--rows",
+        400,
+        "--epsilon",
+        5,
+        "--json",
+        "--check",
+        *QUICK,
     )
     facts = json.loads(planned.stdout)
     assert facts["delta"] == 0.1 / 400
+    assert facts["epsilon_by_dpvim"] == pytest.approx(facts["epsilon_by_dp_accounting"], rel=5e-3)
 
     made = synth(call, "--target", "visits")
     assert made.exit_code == 0, made.output

@@ -73,6 +73,9 @@ def plan(
     sampling_prob: SamplingProb = None,
     steps: Steps = DEFAULT_STEPS,
     relation: RelationOption = Relation.ZERO_OUT,
+    check: Annotated[
+        bool, typer.Option("--check", help="Ask dp-accounting's accountant as well.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """What a synthesis would do and cost. Reads no data.
@@ -98,6 +101,7 @@ def plan(
             steps=steps,
             relation=relation,
         )
+        delta = default_delta(rows) if delta is None else delta
     facts: dict[str, Any] = {
         "columns": len(model.columns),
         "not_reviewed": len(known.unreviewed),
@@ -110,9 +114,14 @@ def plan(
         "clip_norm": made.clip_norm,
         "noise_multiplier": made.noise_multiplier,
         "epsilon": epsilon,
-        "delta": default_delta(rows) if delta is None else delta,
+        "delta": delta,
         "relation": relation.value,
     }
+    if check:
+        facts |= {
+            f"epsilon_by_{name}": made.epsilon(delta, accountant=name)
+            for name in ("dpvim", "dp_accounting")
+        }
     if as_json:
         print_json(facts)
         return
