@@ -1,7 +1,7 @@
 """Attacks on the library's own step function, and what they found.
 
 >>> from dpvim import audit
->>> report = audit.run(runs=2_000)
+>>> report = audit.run(runs=2_000, paths=["gradients"], checks=["noise", "batches"])
 >>> report.passed
 True
 """

@@ -22,6 +22,8 @@ _STEPS = 12
 # Increments are far above the rounding of the means, and the means hardly move.
 _LEARNING_RATE = 0.02
 _DELTAS = (1e-2, 0.03, 0.1, 0.3)
+# Standard errors by which the canary must move the score: by chance once in a thousand audits.
+_SEEN = 3.0
 
 
 def fit_checks(
@@ -57,12 +59,13 @@ def fit_checks(
         for (epsilon, delta), p in zip(claims, hockey_stick(first, second, claims), strict=True)
     ]
     gap = (present.mean() - absent.mean()) / absent.std()
-    seen = f"the canary moves the score by {gap:.1f} sd"
+    errors = gap * np.sqrt(fits / 2)
+    seen = f"the canary moves the score by {gap:.1f} sd, {errors:.0f} standard errors"
     return [
         strongest_look(CHECK, f"canary in {fits} fits", seen, looks),
         _unlike(without),
         # An attack that cannot see the canary at all would prove nothing.
-        Finding.rule(CHECK, "the attack has power", seen, holds=bool(gap > 0.5)),
+        Finding.rule(CHECK, "the attack has power", seen, holds=bool(errors > _SEEN)),
     ]
 
 
