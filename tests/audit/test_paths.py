@@ -11,10 +11,12 @@ from dpvim import mechanism
 from dpvim.audit.canaries import extreme_rows, wild_rows
 from dpvim.audit.paths import CANARY, OPPOSITE, PATHS, Expected, clipped
 from dpvim.audit.target import make_target
+from dpvim.compiling import single_precision
 from dpvim.models import look_ups
 from dpvim.plan import PrivacyPlan
 
 
+@single_precision
 def traced_sum(name: str) -> None:
     """Trace the clipped sum of a path on two ordinary rows."""
     path = PATHS[name]()
