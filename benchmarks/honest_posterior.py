@@ -416,14 +416,14 @@ def run_adult(epsilon: float, seed: int) -> pd.DataFrame:
             seed=seed,
         )
         if width == 1.0:
-            note("last iterate", fit.posterior_at("last", noise_aware=None).estimate)
-            note("trace", fit.posterior_at().estimate)
+            note("last iterate", fit.posterior_from("last", noise_aware=None).estimate)
+            note("trace", fit.posterior_from("trace").estimate)
             prior = GaussianPrior(np.zeros(dim), np.ones(dim))
-            scale = fit.posterior_at("last", noise_aware=None).scale
+            scale = fit.posterior_from("last", noise_aware=None).scale
             if fit.releases is not None:
                 note("NA-DPVI", na_dpvi(fit.releases, fit.plan, prior, scale))
         else:
-            note("releases", fit.posterior_at(noise_aware="releases").estimate)
+            note("releases", fit.posterior_from("releases").estimate)
     return pd.DataFrame(rows)
 
 

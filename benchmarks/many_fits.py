@@ -107,8 +107,8 @@ def overheads() -> pd.DataFrame:
     fit = dpvim.fit(
         model, *data, delta=1e-6, sampling_prob=0.01, num_steps=20_000, noise_multiplier=10.0
     )
-    from_trace = seconds(lambda: fit.posterior_at())
-    from_releases = seconds(lambda: fit.posterior_at(noise_aware="releases"))
+    from_trace = seconds(lambda: fit.posterior_from("trace"))
+    from_releases = seconds(lambda: fit.posterior_from("releases"))
     rows = {
         "a plan for (epsilon 1, delta 1e-5), 400 000 steps": cold,
         "the same again": cached,

@@ -82,7 +82,7 @@ def of_adult(epsilon: float, width: float, seed: int) -> Iterator[dict[str, Any]
         seed=seed,
         progress=False,
     )
-    last = fit.posterior_at("last", noise_aware=None)
+    last = fit.posterior_from("last", noise_aware=None)
     far = {"means": last.loc - mean, "standard deviations": last.scale - scale}
     for name, gap in far.items():
         yield {"measure": f"distance of {name}", "value": float(np.linalg.norm(gap))}

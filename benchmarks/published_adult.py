@@ -120,7 +120,7 @@ def one_fit(
         seed=seed,
     )
     cpu = time.process_time() - began
-    found = fit.posterior_at("last", noise_aware=None)
+    found = fit.posterior_from("last", noise_aware=None)
     return (
         float(l2_error(found.loc, loc)),
         float(l2_error(found.scale, scale)),

@@ -130,9 +130,9 @@ def downstream(name: str, epsilon: float, seed: int) -> Iterator[dict[str, Any]]
     )
     seconds = time.process_time() - began
     posteriors = {
-        "last": twin.fit.posterior_at("last", noise_aware=None),
-        "averaged": twin.fit.posterior_at(noise_aware=None),
-        "noise-aware": twin.fit.posterior_at(),
+        "last": twin.fit.posterior_from("last", noise_aware=None),
+        "averaged": twin.fit.posterior_from("trace", noise_aware=None),
+        "noise-aware": twin.fit.posterior_from("trace"),
     }
     for label, posterior in posteriors.items():
         tables = twin.datasets(NUM_TABLES, posterior=posterior, seed=seed)
@@ -247,7 +247,7 @@ def settings() -> Iterator[dict[str, Any]]:
         row = {"table": name, "epsilon": epsilon, "setting": str(changes)}
         row["tv"] = distance(case, bin_table(frame, case.schema), twin)
         if case.truth is not None:
-            found = twin.fit.posterior_at().mean[f"{case.target}.coefficients"][1:]
+            found = twin.fit.posterior_from("trace").mean[f"{case.target}.coefficients"][1:]
             row["rmse"] = float(np.sqrt(np.mean((found - case.truth.to_numpy()[1:]) ** 2)))
         yield row
 

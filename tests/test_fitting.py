@@ -212,7 +212,7 @@ def test_results_plug_into_predictive():
     w = np.asarray(from_guide(jax.random.key(0), X, Y)["w"])
     outcomes = Predictive(linear_model, guide=fit.guide, params=fit.params, num_samples=6)
     assert outcomes(jax.random.key(0), X[:7])["y"].shape == (6, 7)
-    last = fit.posterior_at("last", noise_aware=None)
+    last = fit.posterior_from("last", noise_aware=None)
     np.testing.assert_allclose(w.mean(axis=0), last.loc, atol=0.02)
     np.testing.assert_allclose(np.cov(w.T), last.covariance, atol=0.003)
 

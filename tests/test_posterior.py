@@ -115,12 +115,16 @@ def test_summary_has_a_row_for_each_entry(fit, posterior):
     assert table.index.tolist() == [
         "w[0]", "w[1]", "scale", "bound", "share[0]", "share[1]", "share[2]",
     ]  # fmt: skip
-    assert table.columns.tolist() == ["mean", "sd", "10%", "90%", "dp_share", "window", "converged"]
+    assert table.columns.tolist() == [
+        *("mean", "sd", "10%", "90%", "dp_share", "window", "converged", "method")
+    ]
+    assert set(table["method"]) == {"trace"}
+    assert table.attrs == {"method": "trace", "reason": posterior.reason}
     assert ((table["dp_share"] >= 0) & (table["dp_share"] <= 1)).all()
     assert (table["window"] <= 600).all()
     share = np.square(posterior.dp_scale / posterior.scale)
     np.testing.assert_allclose(table["dp_share"].iloc[:4], share[:4], rtol=1e-5)
-    unaware = fit.posterior_at("last", noise_aware=None).summary()
+    unaware = fit.posterior_from("last", noise_aware=None).summary()
     assert (unaware["dp_share"] == 0).all()
 
 
@@ -135,13 +139,13 @@ def test_parameters_that_have_not_converged_are_named(fit):
 
 
 def test_other_posteriors_from_the_same_trace(fit):
-    last = fit.posterior_at("last")
+    last = fit.posterior_from("last")
     np.testing.assert_allclose(last.loc, fit.trace.loc[-1])
     assert (last.dp_scale > fit.averaged.dp_scale).mean() > 0.7
-    plain = fit.posterior_at("last", noise_aware=None)
+    plain = fit.posterior_from("last", noise_aware=None)
     np.testing.assert_array_equal(plain.dp_scale, 0)
     assert (plain.scale <= last.scale * (1 + 1e-6)).all()
-    fixed = fit.posterior_at("average", window=100)
+    fixed = fit.posterior_from("trace", window=100)
     np.testing.assert_allclose(fixed.loc, fit.trace.loc[-100:].mean(axis=0), rtol=1e-4, atol=1e-5)
 
 

@@ -414,10 +414,31 @@ def improper(X, y=None):
         numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
 
 
+def moody(X, y=None):
+    """A model that declares several modes."""
+    return model(X, y)
+
+
+moody.several_modes = True
+
+REASONS = {
+    "other releases": "no sums of released gradients",
+    "too short": "too short",
+    "no noise": "no noise",
+    "no proper prior": "improper",
+    "no prior in the file": "no prior",
+    "several modes": "several modes",
+}
+
+
 def test_the_posterior_comes_from_the_releases(tmp_path):
     fit = quick(num_steps=800, learning_rate=1e-2)
     assert isinstance(fit.posterior.estimate, MixtureEstimate)
+    assert fit.posterior is fit.posterior_from("releases")
     assert fit.posterior is fit.posterior_at(noise_aware="releases")
+    assert "from the releases (they can tell)" in repr(fit.posterior)
+    assert set(fit.posterior.summary()["method"]) == {"releases"}
+    assert "from the trace (asked for)" in repr(fit.averaged)
     fit.save(tmp_path / "fit.npz", not_for_release=True)
     again = dpvim.load(tmp_path / "fit.npz").posterior
     np.testing.assert_allclose(again.loc, fit.posterior.loc, rtol=1e-4, atol=1e-5)
@@ -432,13 +453,41 @@ def test_the_posterior_comes_from_the_releases(tmp_path):
         lambda: dpvim.fit_nonprivate(model, X, Y, sampling_prob=0.1, num_steps=64, seed=0),
         lambda: dpvim.fit(improper, X, Y, noise_multiplier=5.0, delta=1e-5, num_steps=64, seed=0),
         lambda: dataclasses.replace(quick(), session=None),
+        lambda: dpvim.fit(moody, X, Y, noise_multiplier=5.0, delta=1e-5, num_steps=64, seed=0),
     ],
-    ids=["other releases", "too short", "no noise", "no proper prior", "no prior in the file"],
+    ids=REASONS,
 )
-def test_where_releases_cannot_tell_it_is_the_average_of_the_trace(other):
+def test_where_releases_cannot_tell_it_is_the_average_of_the_trace(other, request):
     fit = other()
     assert fit.posterior is fit.averaged
     assert isinstance(fit.posterior.estimate, Estimate)
+    reason = REASONS[request.node.callspec.id]
+    assert reason in fit.posterior.reason
+    assert f"from the trace ({fit.posterior.reason})" in repr(fit.posterior)
+    assert fit.posterior.summary().attrs["reason"] == fit.posterior.reason
+
+
+def test_several_modes_are_declared_and_remembered(tmp_path):
+    """Releases tell about one mode; there is nothing to probe widely for."""
+    fit = dpvim.fit(moody, X, Y, noise_multiplier=5.0, delta=1e-5, num_steps=64, seed=0)
+    narrow = dpvim.fit(
+        *(moody, X, Y), noise_multiplier=5.0, delta=1e-5, num_steps=64, seed=0, probe_width=1.0
+    )
+    np.testing.assert_array_equal(fit.trace.loc, narrow.trace.loc)
+    fit.save(tmp_path / "fit.npz", not_for_release=True)
+    again = dpvim.load(tmp_path / "fit.npz")
+    assert again.several_modes
+    with pytest.warns(dpvim.ConvergenceWarning):
+        assert again.posterior.method == "trace"
+    asked = fit.posterior_from("releases")
+    assert "asked for, although the model has several modes" in repr(asked)
+
+
+def test_unknown_methods_are_refused():
+    with pytest.raises(ValueError, match="Did you mean 'releases'"):
+        quick(num_steps=64).posterior_from("release")
+    with pytest.raises(ValueError, match="leave out"):
+        quick(num_steps=64).posterior_from("releases", window="slope")
 
 
 def test_a_large_latent_has_the_average_of_the_trace():

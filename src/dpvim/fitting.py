@@ -343,6 +343,7 @@ def _fit_all(
             bridged.space,
             machine.family,
             releases=result.releases,
+            several_modes=bridged.several_modes,
             session=Session(machine, result.state),
         )
     return [found[i] for i in range(len(calls))]

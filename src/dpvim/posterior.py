@@ -39,12 +39,16 @@ class Posterior:
         space: The model's sites.
         snapshot_steps: Steps between snapshots, to tell windows in steps.
         privacy: What the posterior cost, as plain values.
+        method: What it was made from: the ``releases``, the ``trace``, or the ``last`` iterate.
+        reason: Why that was used.
     """
 
     estimate: Estimate | MixtureEstimate
     space: LatentSpace
     snapshot_steps: int
     privacy: Mapping[str, Any]
+    method: str = "trace"
+    reason: str = "asked for"
 
     # -- the latent ----------------------------------------------------------------------------
 
@@ -132,7 +136,8 @@ class Posterior:
         """A row for each entry of each site.
 
         Columns: mean, standard deviation, central interval, the share of the variance that is DP
-        noise, the window (in steps) that it was estimated from, and whether that converged.
+        noise, the window (in steps) that it was estimated from, whether that converged, and the
+        method. The reason for the method is in the table's ``attrs``.
         """
         import pandas as pd
 
@@ -151,11 +156,14 @@ class Posterior:
                     "dp_share": origin.dp_share,
                     "window": origin.window,
                     "converged": origin.converged,
+                    "method": self.method,
                 },
                 index=site.labels(),
             )
             tables.append(table)
-        return pd.concat(tables)
+        summary = pd.concat(tables)
+        summary.attrs |= {"method": self.method, "reason": self.reason}
+        return summary
 
     def predict(
         self,
@@ -190,7 +198,8 @@ class Posterior:
         names = ", ".join(site.name for site in self.space.sites)
         left = len(self.not_converged)
         doubt = f", {left} of {self.loc.size} coordinates not converged" if left else ""
-        return f"<Posterior of {names}: d={self.loc.size}{doubt}>"
+        source = f"from the {self.method} ({self.reason})"
+        return f"<Posterior of {names} {source}: d={self.loc.size}{doubt}>"
 
     # -- inside --------------------------------------------------------------------------------
 

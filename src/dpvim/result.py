@@ -7,12 +7,12 @@ import dataclasses
 import functools
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from jaxtyping import Array
 from numpyro.infer.autoguide import AutoGuide
 
-from dpvim import saving
+from dpvim import _validate, saving
 from dpvim.compiling import single_precision
 from dpvim.estimates import Estimate, EstimateName, NoiseAwareness, WindowRule
 from dpvim.estimates import estimate as estimate_posterior
@@ -22,7 +22,7 @@ from dpvim.models.latent_space import LatentSpace
 from dpvim.plan import Plan, PrivacyPlan
 from dpvim.posterior import Posterior
 from dpvim.progress import wanted
-from dpvim.releases import ReleaseSums
+from dpvim.releases import LARGEST_FULL_DIM, ReleaseSums
 from dpvim.saving import SavedFit
 from dpvim.statement import NoPrivacy, PrivacyStatement, round_up
 from dpvim.svi import DPSVI, numpyro_params
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dpvim.evidence import GaussianPrior
+
+
+Method: TypeAlias = Literal["releases", "trace", "last"]
+_METHODS = ("releases", "trace", "last")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -48,6 +52,7 @@ class Fit:
         releases: Sums of the released gradients and their points; None if the variant releases
             something else, and for files of older versions.
         saved_prior: A Gaussian that stands for the model's prior, in a fit that was loaded.
+        several_modes: Whether the model declares that its posterior has several modes.
         session: What took the steps, to go on with; None for a fit that was loaded. It knows the
             shapes of the data, so it is for the data holder; `save` leaves it out.
     """
@@ -59,41 +64,63 @@ class Fit:
     family: Family
     releases: ReleaseSums | None = None
     saved_prior: GaussianPrior | None = None
+    several_modes: bool = False
     session: Session | None = None
 
     @functools.cached_property
     def posterior(self) -> Posterior:
         """What the run says about the parameters, with what its noise may have done.
 
-        Inferred from the releases (docs/honest-posterior.md) where these can tell, that is for
-        private runs of the aligned variant that are not too short, with at most 128 parameters
-        and proper priors; else the average of the trace, `averaged`. What the releases tell is
-        local: for models with several modes (mixtures) take `averaged`, and `probe_width=1`.
+        Inferred from the releases (docs/honest-posterior.md) where these can tell: for private
+        runs of the aligned variant that are not too short, with at most 128 parameters, proper
+        priors, and a model that does not declare several modes. Else it is the average of the
+        trace. ``posterior.method`` and ``posterior.reason`` say which, and why.
 
         Parameters whose intervals are doubtful are announced with a `ConvergenceWarning`;
         `posterior.not_converged` and `posterior.summary()` name them.
         """
-        found = self._from_releases if self._releases_can_tell else self._of_the_trace
-        if found.not_converged:
-            warnings.warn(_say_doubtful(found), ConvergenceWarning, stacklevel=3)
+        found = self._from_trace if self._why_not_releases else self._from_releases
+        _announce_doubts(found, stacklevel=4)
         return found
 
     @functools.cached_property
     def averaged(self) -> Posterior:
-        """The average of the settled part of the trace, with the variance that noise gave it.
-
-        Parameters that have not converged are announced with a `ConvergenceWarning`.
-        """
-        found = self._of_the_trace
-        if found.not_converged:
-            warnings.warn(_say_doubtful(found), ConvergenceWarning, stacklevel=3)
+        """The average of the settled part of the trace: ``posterior_from("trace")``."""
+        found = self._from_trace
+        _announce_doubts(found, stacklevel=4)
         return found
 
-    @functools.cached_property
-    def _of_the_trace(self) -> Posterior:
-        return self.posterior_at()
-
     @single_precision
+    def posterior_from(
+        self,
+        method: Method,
+        *,
+        noise_aware: NoiseAwareness | Literal["matching"] = "matching",
+        window: WindowRule = "auto",
+    ) -> Posterior:
+        """The posterior by a method of your choice, from the same run, at no cost.
+
+        Args:
+            method: ``"releases"``: inferred from the released gradients, whatever the trace did
+                (docs/honest-posterior.md). ``"trace"``: the average of the settled part of the
+                trace. ``"last"``: the last iterate.
+            noise_aware: For trace and last: what is added to the variance for the noise of the
+                run, that of an ``"iterate"``, that of the window's ``"average"``, or None for
+                nothing. By default what matches the method.
+            window: For trace and last: ``"auto"``, ``"slope"`` (the paper's), ``"rhat"``, or a
+                number of snapshots.
+        """
+        _validate.one_of("method", method, _METHODS)
+        if method != "releases":
+            return self._from_iterates(method, noise_aware, window)
+        if (noise_aware, window) != ("matching", "auto"):
+            raise ValueError(
+                "method='releases' does not look at the trace: leave out noise_aware= and window=."
+            )
+        found = self._from_releases
+        _announce_doubts(found, stacklevel=4)
+        return found
+
     def posterior_at(
         self,
         estimate: EstimateName = "average",
@@ -101,33 +128,40 @@ class Fit:
         noise_aware: NoiseAwareness | Literal["matching", "releases"] = "matching",
         window: WindowRule = "auto",
     ) -> Posterior:
-        """Another posterior from the same run, at no cost; by default that of the trace.
-
-        Args:
-            estimate: ``"average"`` of the window, or the ``"last"`` iterate.
-            noise_aware: What is added to the variance for the noise of the run: that of an
-                ``"iterate"``, that of the window's ``"average"``, or None for nothing. By default
-                what matches the estimate. ``"releases"`` leaves the trace alone and infers the
-                posterior from the released gradients (docs/honest-posterior.md); it takes no
-                `estimate` and no `window`.
-            window: ``"auto"``, ``"slope"`` (the paper's), ``"rhat"``, or a number of snapshots.
-        """
+        """`posterior_from` under the names it used to have."""
         if noise_aware == "releases":
             if (estimate, window) != ("average", "auto"):
                 raise ValueError(
                     "noise_aware='releases' does not look at the trace: leave out estimate= and "
                     "window=."
                 )
-            inferred = self._from_releases
-            if inferred.not_converged:
-                warnings.warn(_say_doubtful(inferred), ConvergenceWarning, stacklevel=2)
-            return inferred
+            return self.posterior_from("releases")
+        _validate.one_of("estimate", estimate, ("average", "last"))
+        method: Method = "last" if estimate == "last" else "trace"
+        return self.posterior_from(method, noise_aware=noise_aware, window=window)
+
+    def _from_iterates(
+        self,
+        method: Method,
+        noise_aware: NoiseAwareness | Literal["matching"],
+        window: WindowRule,
+    ) -> Posterior:
+        estimate: EstimateName = "last" if method == "last" else "average"
         if noise_aware == "matching":
             noise_aware = "iterate" if estimate == "last" else "average"
         found = estimate_posterior(
             self.trace, self.family, estimate=estimate, noise_aware=noise_aware, window=window
         )
-        return Posterior(found, self.space, self.trace.every, self.privacy.to_dict())
+        reason = self._why_not_releases or "asked for"
+        return self._as_posterior(found, method, reason)
+
+    @functools.cached_property
+    def _from_trace(self) -> Posterior:
+        return self.posterior_from("trace")
+
+    def _as_posterior(self, found: Any, method: Method, reason: str) -> Posterior:
+        facts = self.privacy.to_dict()
+        return Posterior(found, self.space, self.trace.every, facts, method, reason)
 
     @functools.cached_property
     @single_precision
@@ -137,35 +171,43 @@ class Fit:
             return self.saved_prior
         return self._session("the prior").svi.gaussian_prior()
 
-    @property
-    def _releases_can_tell(self) -> bool:
-        """Whether there are sums, with products of all coordinates, of a private run that is long
-        enough, and a prior."""
+    @functools.cached_property
+    def _why_not_releases(self) -> str | None:
+        """Why the releases cannot tell the posterior; None if they can."""
         sums = self.releases
-        if sums is None or not isinstance(self.plan, PrivacyPlan):
-            return False
-        if not (sums.is_full and sums.are_enough):
-            return False
+        if not isinstance(self.plan, PrivacyPlan):
+            return "the run had no noise"
+        if sums is None:
+            return "no sums of released gradients were kept; they are for the aligned variant"
+        if self.several_modes:
+            return "the model has several modes, and releases tell about one"
+        if not sums.is_full:
+            return f"{sums.dim} parameters are more than {LARGEST_FULL_DIM}"
+        if not sums.are_enough:
+            return "the run is too short for its parameters"
         if self.saved_prior is None and self.session is None:
-            return False
+            return "the file has no prior"
         try:
-            return self.prior is not None
-        except NotImplementedError:  # improper
-            return False
+            _ = self.prior
+        except NotImplementedError:
+            return "the prior is improper"
+        return None
 
     @functools.cached_property
     @single_precision
     def _from_releases(self) -> Posterior:
         if self.releases is None:
             raise ValueError(
-                "noise_aware='releases': this fit has no sums of released gradients. They are kept "
+                "method='releases': this fit has no sums of released gradients. They are kept "
                 "for variant='aligned', in fits (and files) made with this version."
             )
         from dpvim.release_posterior import estimate_from_releases
 
         every = self.trace.every
         found = estimate_from_releases(self.releases, self.plan, self.prior, snapshot_steps=every)
-        return Posterior(found, self.space, every, self.privacy.to_dict())
+        why_not = self._why_not_releases
+        reason = "they can tell" if why_not is None else f"asked for, although {why_not}"
+        return self._as_posterior(found, "releases", reason)
 
     @property
     def interrupted(self) -> bool:
@@ -204,6 +246,7 @@ class Fit:
                 "a file that stays with you: save(path, not_for_release=True)."
             )
         saved = SavedFit(self.plan, self.privacy, self.trace, self.space, self.family)
+        saved = saved._replace(several_modes=self.several_modes)
         if self.releases is not None:
             with contextlib.suppress(NotImplementedError):  # a prior that cannot be drawn from
                 saved = saved._replace(prior=self.prior)
@@ -214,7 +257,7 @@ class Fit:
         """The parameters as the run went on; see `dpvim.plots.plot_trace`."""
         from dpvim import plots
 
-        return plots.plot_trace(self.trace, self._of_the_trace, self.family, **options)
+        return plots.plot_trace(self.trace, self._from_trace, self.family, **options)
 
     def plot_posterior(self, **options: Any) -> Figure:
         """Means and intervals, with and without DP noise; see `dpvim.plots.plot_posterior`."""
@@ -226,7 +269,7 @@ class Fit:
         """How long the windows are, in their own terms; see `dpvim.plots.plot_convergence`."""
         from dpvim import plots
 
-        return plots.plot_convergence(self.trace, self._of_the_trace, **options)
+        return plots.plot_convergence(self.trace, self._from_trace, **options)
 
     def _session(self, what: str) -> Session:
         if self.session is None:
@@ -292,6 +335,11 @@ def _why_not_private(privacy: PrivacyStatement | NoPrivacy) -> str:
 
 def _named(names: list[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def _announce_doubts(posterior: Posterior, *, stacklevel: int) -> None:
+    if posterior.not_converged:
+        warnings.warn(_say_doubtful(posterior), ConvergenceWarning, stacklevel=stacklevel)
 
 
 def _say_doubtful(posterior: Posterior) -> str:

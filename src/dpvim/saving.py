@@ -74,6 +74,7 @@ class SavedFit(NamedTuple):
     family: Family
     releases: ReleaseSums | None = None
     prior: GaussianPrior | None = None
+    several_modes: bool = False
 
 
 def write(path: str | Path, saved: SavedFit) -> None:
@@ -83,6 +84,7 @@ def write(path: str | Path, saved: SavedFit) -> None:
         "version": VERSION,
         "family": saved.family.name,
         "scale_transform": saved.family.scale_transform,
+        "several_modes": saved.several_modes,
         "sites": [_site_to_json(site) for site in saved.space.sites],
         "plan": _plan_to_json(saved.plan),
         "privacy": _privacy_to_json(saved.privacy),
@@ -217,7 +219,10 @@ def _assemble(
     if prior is not None:
         like = type(prior)(np.zeros(space.dim), np.zeros(space.dim))
         _check_like("prior", prior, like)
-    return SavedFit(plan, privacy, Trace(steps, params), space, family, releases, prior)
+    several_modes = bool(meta.get("several_modes", False))
+    return SavedFit(
+        plan, privacy, Trace(steps, params), space, family, releases, prior, several_modes
+    )
 
 
 def _check_like(name: str, found: Any, wanted: Any) -> None:

@@ -465,8 +465,8 @@ class DPSVI:
         width = self._probe_width
         if width == "auto":
             # Wide probes tell the curvature, which is inferred only if all products are kept.
-            few = dim <= LARGEST_FULL_DIM
-            width = default_width(num_examples=self.plan.num_examples, dim=dim) if few else 1.0
+            told = dim <= LARGEST_FULL_DIM and not self._bridged.several_modes
+            width = default_width(num_examples=self.plan.num_examples, dim=dim) if told else 1.0
         return None if width == 1 else width_schedule(width, self.plan.num_steps)
 
     def _gather_and_step(

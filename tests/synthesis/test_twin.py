@@ -143,7 +143,7 @@ def test_a_twin_without_a_guarantee_says_so_when_it_is_loaded(twin, tmp_path):
 
 def test_rows_are_drawn_from_the_twins_own_posterior_alone(twin):
     """Anything else would go by the twin's guarantee."""
-    assert len(next(twin.datasets(1, 5, posterior=twin.fit.posterior_at("last")))) == 5
+    assert len(next(twin.datasets(1, 5, posterior=twin.fit.posterior_from("last")))) == 5
     other = dataclasses.replace(twin.fit.averaged, privacy={"private": False})
     with pytest.raises(ValueError, match="expected one of this twin's own fit"):
         next(twin.datasets(1, 5, posterior=other))

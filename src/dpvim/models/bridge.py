@@ -45,12 +45,15 @@ class BridgedModel(NamedTuple):
         problem: Its likelihood and prior as plain functions.
         on_made_up_row: Calls a model or guide with arguments like the data's, but made up.
         draw_prior: ``key -> latent``, a draw from the prior.
+        several_modes: Whether the model declares that its posterior has several modes, by an
+            attribute of that name.
     """
 
     space: LatentSpace
     problem: Problem
     on_made_up_row: Callable[[Model], Any]
     draw_prior: Callable[[Array], Latent]
+    several_modes: bool
 
 
 @single_precision
@@ -107,7 +110,10 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
         sites = run.prior_draw(one_row, key)
         return space.unconstrain({site.name: sites[site.name]["value"] for site in space.sites})
 
-    return BridgedModel(space, problem, lambda model: call(model, one_row), draw_prior)
+    several_modes = bool(getattr(model, "several_modes", False))
+    return BridgedModel(
+        space, problem, lambda model: call(model, one_row), draw_prior, several_modes
+    )
 
 
 class _Runner:

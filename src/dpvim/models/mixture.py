@@ -121,6 +121,11 @@ class Mixture(StructuredModel):
     # -- what there is ------------------------------------------------------------------------
 
     @property
+    def several_modes(self) -> bool:
+        """Whether the posterior has several modes: components can change their places."""
+        return self.num_components > 1
+
+    @property
     def predictors(self) -> list[Column]:
         """The columns that are not the response."""
         name = None if self.response is None else self.response.name

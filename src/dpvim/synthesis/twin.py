@@ -91,7 +91,7 @@ class Twin:
         Args:
             count: How many tables.
             num_rows: Rows of each; default as many as the original had.
-            posterior: Another one than ``fit.averaged``, from ``fit.posterior_at``.
+            posterior: Another one than ``fit.averaged``, from ``fit.posterior_from``.
             seed: Repeats the draw. It takes nothing away from the privacy of the fit.
         """
         for pieces in self._tables(count, num_rows, seed, posterior):
@@ -141,7 +141,7 @@ class Twin:
         key_draws, key_rows = jax.random.split(key)
         if posterior is not None and posterior.privacy != self.privacy.to_dict():
             raise ValueError(
-                "posterior: expected one of this twin's own fit, from twin.fit.posterior_at, got "
+                "posterior: expected one of this twin's own fit, from twin.fit.posterior_from, got "
                 "one with another privacy statement. What is drawn from it would go by the twin's."
             )
         # Not `fit.posterior`: what the releases tell is local, and a mixture has many modes.
