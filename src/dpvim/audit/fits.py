@@ -22,8 +22,11 @@ _STEPS = 12
 # Increments are far above the rounding of the means, and the means hardly move.
 _LEARNING_RATE = 0.02
 _DELTAS = (1e-2, 0.03, 0.1, 0.3)
-# Standard errors by which the canary must move the score: by chance once in a thousand audits.
-_SEEN = 3.0
+# What the canary must move the score by, in its standard deviations and in standard errors. A
+# vanilla full-rank release has a number for each pair of coordinates, which share the clip norm
+# with the means; the attack looks at the means alone.
+_LEAST_GAP, _LEAST_GAP_AMONG_PAIRS = 0.5, 0.25
+_LEAST_ERRORS = 3.0
 
 
 def fit_checks(
@@ -60,12 +63,15 @@ def fit_checks(
     ]
     gap = (present.mean() - absent.mean()) / absent.std()
     errors = gap * np.sqrt(fits / 2)
+    among_pairs = family == "full_rank" and variant != "aligned"
+    least_gap = _LEAST_GAP_AMONG_PAIRS if among_pairs else _LEAST_GAP
+    has_power = bool(gap > least_gap and errors > _LEAST_ERRORS)
     seen = f"the canary moves the score by {gap:.1f} sd, {errors:.0f} standard errors"
     return [
         strongest_look(CHECK, f"canary in {fits} fits", seen, looks),
         _unlike(without),
         # An attack that cannot see the canary at all would prove nothing.
-        Finding.rule(CHECK, "the attack has power", seen, holds=bool(errors > _SEEN)),
+        Finding.rule(CHECK, "the attack has power", seen, holds=has_power),
     ]
 
 
