@@ -90,6 +90,7 @@ def at_random(space, seed=3):
 
 
 @pytest.mark.parametrize("name", MODELS)
+@single_precision
 def test_log_density_is_numpyros(name):
     model, args = MODELS[name]
     found, inputs = bridged(model, args)
@@ -102,6 +103,7 @@ def test_log_density_is_numpyros(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
+@single_precision
 def test_log_jacobian_is_the_determinant_of_the_transform(name):
     """Against autodiff, for supports whose dimension the transform keeps."""
     model, args = MODELS[name]
