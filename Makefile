@@ -13,9 +13,10 @@ test: $(READY)
 
 # What guards privacy, with JAX set to double precision, as many statisticians have it.
 test-x64: $(READY)
-	JAX_ENABLE_X64=1 $(BIN)/python -m pytest -n auto tests/audit tests/synthesis/test_twin.py \
-	  $(addprefix tests/test_,$(addsuffix .py,batches bridge data fitting infer mechanism mixture_model \
-	  noise posterior randomness records regression_models sampling svi))
+	JAX_ENABLE_X64=1 $(BIN)/python -m pytest -n auto tests/audit tests/inference tests/synthesis/test_twin.py \
+	  tests/test_fitting.py tests/test_svi.py tests/posterior/test_posterior.py \
+	  $(addprefix tests/privacy/test_,$(addsuffix .py,batches clipping noise randomness records sampling)) \
+	  tests/bridge/test_bridge.py tests/bridge/test_data.py tests/models
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -24,7 +24,7 @@ import numpy as np
 from accounting_reference import LOG10_RANGES, shorter, steps_of, tight_epsilon
 from scipy.stats import qmc
 
-from dpvim.plan import PrivacyPlan
+from dpvim.privacy.plan import PrivacyPlan
 from dpvim.types import Relation
 
 NUM_PLANS = 400

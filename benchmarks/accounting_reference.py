@@ -31,7 +31,7 @@ from prv_accountant.privacy_random_variables import PrivacyRandomVariable
 from scipy import fft, optimize, special
 from scipy.stats import qmc
 
-from dpvim import accounting
+from dpvim.privacy import accounting
 from dpvim.types import Relation
 
 Array = NDArray[np.float64]

@@ -33,8 +33,8 @@ import pandas as pd
 from scipy import special, stats
 
 import dpvim
-from dpvim.estimates import estimate
-from dpvim.family import mean_field
+from dpvim.inference.families import mean_field
+from dpvim.posterior.from_trace import estimate
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -43,13 +43,14 @@ def measure(point: dict[str, Any]) -> dict[str, Any]:
     import numpy as np
     import optax
 
-    from dpvim import infer
-    from dpvim.estimator import Problem
-    from dpvim.family import FAMILIES
-    from dpvim.mechanism import Likelihood
-    from dpvim.plan import PrivacyPlan
-    from dpvim.randomness import SecretStreams
-    from dpvim.variants import make_variant
+    from dpvim.inference import loop
+    from dpvim.inference.engine import make_engine
+    from dpvim.inference.families import FAMILIES
+    from dpvim.inference.gradient import Problem
+    from dpvim.inference.variants import make_variant
+    from dpvim.privacy.clipping import Likelihood
+    from dpvim.privacy.plan import PrivacyPlan
+    from dpvim.privacy.randomness import SecretStreams
 
     rows, dim = point["rows"], point["dim"]
     rng = np.random.default_rng(0)
@@ -73,9 +74,7 @@ def measure(point: dict[str, Any]) -> dict[str, Any]:
     problem = Problem(
         dim, Likelihood.from_log_prob(log_likelihood), lambda t: -0.5 * jnp.sum(t * t)
     )
-    engine = infer.make_engine(
-        problem, family, make_variant("aligned", family), optax.adam(1e-3), plan
-    )
+    engine = make_engine(problem, family, make_variant("aligned", family), optax.adam(1e-3), plan)
     state = engine.init(jax.random.key(0), jnp.zeros(dim), 0.1)
     jax.block_until_ready(data)
     before = peak_mb()
@@ -83,7 +82,7 @@ def measure(point: dict[str, Any]) -> dict[str, Any]:
 
     def seconds(steps: int) -> float:
         began = time.process_time()
-        infer.run(engine, state, data, num_steps=steps, streams=streams, trace_every=10**6)
+        loop.run(engine, state, data, num_steps=steps, streams=streams, trace_every=10**6)
         return time.process_time() - began
 
     # The same shapes are compiled once, so the second run of a length is without the compiler.

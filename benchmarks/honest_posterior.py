@@ -47,13 +47,13 @@ import pandas as pd
 from scipy import special, stats
 
 import dpvim
-from dpvim.curvature import posterior_components
-from dpvim.estimates import Estimate, estimate
-from dpvim.evidence import GaussianPrior, read
 from dpvim.experiments import adult
-from dpvim.family import mean_field
-from dpvim.release_posterior import MixtureEstimate, estimate_from_releases
-from dpvim.releases import ReleaseSums
+from dpvim.inference.families import mean_field
+from dpvim.inference.release_sums import ReleaseSums
+from dpvim.posterior.from_releases.curvature import posterior_components
+from dpvim.posterior.from_releases.mixture import MixtureEstimate, estimate_from_releases
+from dpvim.posterior.from_releases.regression import GaussianPrior, read
+from dpvim.posterior.from_trace import Estimate, estimate
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -193,7 +193,7 @@ def na_dpvi(
         found.loc + reading.reference,
         spread,
         np.zeros(sums.dim),
-        dpvim.convergence.Windows(
+        dpvim.posterior.convergence.Windows(
             np.full(sums.dim, int(late.steps.sum())), np.ones(sums.dim, bool)
         ),
         np.ones(sums.dim),
@@ -398,7 +398,7 @@ def run_adult(epsilon: float, seed: int) -> pd.DataFrame:
             }
         )
 
-    windows = dpvim.convergence.Windows(np.ones(dim, int), np.ones(dim, bool))
+    windows = dpvim.posterior.convergence.Windows(np.ones(dim, int), np.ones(dim, bool))
     exact = Estimate(mean, np.linalg.cholesky(covariance), np.zeros(dim), windows)
     note("non-private", exact)
     for width in (1.0, "auto"):

@@ -27,13 +27,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpvim import estimator, infer, mechanism
-from dpvim.estimator import Problem
-from dpvim.family import FAMILIES
-from dpvim.mechanism import Likelihood
-from dpvim.plan import PrivacyPlan
-from dpvim.randomness import SecretStreams
-from dpvim.variants import make_variant
+from dpvim.inference import gradient
+from dpvim.inference.engine import make_engine
+from dpvim.inference.families import FAMILIES
+from dpvim.inference.gradient import Problem
+from dpvim.inference.variants import make_variant
+from dpvim.privacy import clipping
+from dpvim.privacy.clipping import Likelihood
+from dpvim.privacy.plan import PrivacyPlan
+from dpvim.privacy.randomness import SecretStreams
 
 OUTPUT = Path(__file__).parent / "results" / "lattice_cost.csv"
 ROUNDS = 21
@@ -58,8 +60,8 @@ def plain_floats() -> Iterator[None]:
         return encoded.astype(jnp.float32) + noise.astype(jnp.float32) * grid
 
     with (
-        mock.patch.object(mechanism, "exact_sum", float_sum),
-        mock.patch.object(estimator, "add_noise", float_noise),
+        mock.patch.object(clipping, "exact_sum", float_sum),
+        mock.patch.object(gradient, "add_noise", float_noise),
     ):
         yield
 
@@ -85,12 +87,12 @@ def compiled_chunk(work: tuple[Any, ...], setting: Any) -> Any:
         dim, Likelihood.from_log_prob(log_likelihood), lambda t: -0.5 * jnp.sum(t * t)
     )
     with setting():
-        engine = infer.make_engine(
+        engine = make_engine(
             problem, family, make_variant(variant_name, family), optax.adam(1e-3), plan
         )
         state = engine.init(jax.random.key(0), jnp.zeros(dim), 0.1)
-        supply = infer.Supply(engine, rows, SecretStreams(1))
-        batches, noise = jax.tree.map(jnp.asarray, supply.draw(steps, steps))
+        source = engine.source(rows, SecretStreams(1))
+        batches, noise = jax.tree.map(jnp.asarray, source.draw(steps, steps))
         bounds = jnp.array([0, steps], jnp.int32)
         chunk = jax.jit(lambda s, d, b, n: engine.run_chunk(s, d, b, n, bounds))
         run = chunk.lower(state, data, batches, noise).compile()

@@ -28,7 +28,7 @@ from speed import mixture, ready_made_logistic
 
 import dpvim
 from dpvim import fitting
-from dpvim.infer import UNWATCHED
+from dpvim.inference.monitor import UNMONITORED
 
 RESULTS = Path(__file__).parent / "results"
 # A model with data, steps of a fit, and how many fits.
@@ -69,7 +69,7 @@ def many() -> pd.DataFrame:
                     *data,  # noqa: B023
                     init_params=[None] * number,
                     trace_every=None,
-                    watch=UNWATCHED,
+                    monitor=UNMONITORED,
                 )
                 fitting.in_parallel(calls)
 

@@ -20,7 +20,7 @@ import pandas as pd
 
 import dpvim
 from dpvim.experiments import adult
-from dpvim.metrics import l2_error
+from dpvim.posterior.metrics import l2_error
 
 NOISE = {1: 9.829, 10: 1.375}
 CLIP = {

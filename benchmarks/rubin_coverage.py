@@ -33,7 +33,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from dpvim.synthesis.rubin import NegativeVarianceWarning, Total, combine, total_variance
+from dpvim.synthesis.analysis.rubin import NegativeVarianceWarning, Total, combine, total_variance
 
 RESULTS = Path(__file__).parent / "results"
 NUM_ROWS = 500

@@ -49,21 +49,21 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 
-from dpvim import infer
-from dpvim.batches import select, usual_piece
-from dpvim.estimator import Problem, make_estimator
-from dpvim.family import FAMILIES
-from dpvim.models.bridge import bridge
+from dpvim.bridge.data import prepare
+from dpvim.bridge.model import bridge
+from dpvim.inference.engine import Engine, eta_for, make_engine
+from dpvim.inference.families import FAMILIES
+from dpvim.inference.gradient import Problem, make_private_gradient
+from dpvim.inference.variants import make_variant
 from dpvim.models.columns import CategoricalColumn, Response
-from dpvim.models.data import prepare
 from dpvim.models.mixture import Mixture
 from dpvim.models.regression import Regression
-from dpvim.noise import RoundedGaussianNoise
-from dpvim.plan import PrivacyPlan
-from dpvim.randomness import SecretStreams
-from dpvim.sampling import PoissonSampler
+from dpvim.privacy.batches import microbatch_size, select
+from dpvim.privacy.noise import RoundedGaussianNoise
+from dpvim.privacy.plan import PrivacyPlan
+from dpvim.privacy.randomness import SecretStreams
+from dpvim.privacy.sampling import PoissonSampler
 from dpvim.svi import DPSVI
-from dpvim.variants import make_variant
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -208,7 +208,7 @@ def plan_for(num_rows: int) -> PrivacyPlan:
     )
 
 
-def prepared(work: Work, *, plain: bool, steps: int = 256) -> tuple[Ready, infer.Engine]:
+def prepared(work: Work, *, plain: bool, steps: int = 256) -> tuple[Ready, Engine]:
     """The loops and the engine."""
     model, data = work.make()
     inputs = prepare(data, {})
@@ -218,18 +218,18 @@ def prepared(work: Work, *, plain: bool, steps: int = 256) -> tuple[Ready, infer
     plan = plan_for(inputs.num_rows)
     family = FAMILIES[work.family](problem.dim)
     variant = make_variant(work.variant, family)
-    engine = infer.make_engine(problem, family, variant, optax.adam(1e-3), plan)
+    engine = make_engine(problem, family, variant, optax.adam(1e-3), plan)
     step = plain_step(problem, engine) if plain else engine.step
-    release = make_estimator(problem, family, variant, plan).release
-    supply = infer.Supply(engine, inputs.num_rows, SecretStreams(0))
-    rows, noise = map(jnp.asarray, supply.draw(steps, steps))
+    release = make_private_gradient(problem, family, variant, plan).release
+    source = engine.source(inputs.num_rows, SecretStreams(0))
+    rows, noise = map(jnp.asarray, source.draw(steps, steps))
     start = engine.init(jax.random.key(0), jnp.zeros(problem.dim), 0.1)
-    piece = usual_piece(plan, problem.dim)
+    piece = microbatch_size(plan, problem.dim)
 
     @jax.jit
     def draw_etas(first: Any) -> Any:
         numbers = first + jnp.arange(steps)
-        return jax.vmap(lambda number: infer.eta_for(family, start.key, number))(numbers)
+        return jax.vmap(lambda number: eta_for(family, start.key, number))(numbers)
 
     def draw_many_etas(count: int) -> None:
         for first in range(0, count, steps):
@@ -269,11 +269,11 @@ def prepared(work: Work, *, plain: bool, steps: int = 256) -> tuple[Ready, infer
     return ready, engine
 
 
-def plain_step(problem: Problem, engine: infer.Engine) -> Callable[..., Any]:
+def plain_step(problem: Problem, engine: Engine) -> Callable[..., Any]:
     """Per-example gradients in the released space, clip, sum, noise, Adam."""
     plan, family = engine.plan, engine.family
     assert isinstance(plan, PrivacyPlan)
-    direction = make_estimator(problem, family, engine.variant, plan).direction
+    direction = make_private_gradient(problem, family, engine.variant, plan).direction
     log_prob, optimizer = problem.likelihood.log_prob, optax.adam(1e-3)
     released_is_latent = engine.variant.num_released == family.dim
 

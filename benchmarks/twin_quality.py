@@ -46,8 +46,8 @@ import statsmodels.formula.api as smf
 
 from dpvim import fit_nonprivate
 from dpvim.experiments import population
-from dpvim.synthesis.analysis import analyze
-from dpvim.synthesis.contingency import BinnedTable, bin_table
+from dpvim.synthesis.analysis.contingency import BinnedTable, bin_table
+from dpvim.synthesis.analysis.pooling import analyze
 from dpvim.synthesis.encoding import encode
 from dpvim.synthesis.fidelity import pairwise_tv
 from dpvim.synthesis.model import model_of

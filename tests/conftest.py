@@ -18,12 +18,12 @@ import numpyro.distributions as dist
 import pandas as pd
 import pytest
 
-from dpvim.estimator import Problem
-from dpvim.family import FAMILIES
-from dpvim.mechanism import Likelihood
-from dpvim.plan import NonPrivatePlan
-from dpvim.progress import ProgressBar
-from dpvim.variants import VARIANTS, served_variants
+from dpvim._progress import ProgressBar
+from dpvim.inference.families import FAMILIES
+from dpvim.inference.gradient import Problem
+from dpvim.inference.variants import VARIANTS, served_variants
+from dpvim.privacy.clipping import Likelihood
+from dpvim.privacy.plan import NonPrivatePlan
 
 DIM = 3
 COMBINATIONS = [

@@ -230,7 +230,7 @@ def test_add_or_remove_with_a_declared_bound():
 
 
 def test_interrupted_fit_reports_what_it_spent(monkeypatch, ctrl_c):
-    monkeypatch.setattr("dpvim.infer._LONGEST_CHUNK", 100)
+    monkeypatch.setattr("dpvim.inference.loop._LONGEST_CHUNK", 100)
     ctrl_c(5)
     fit = quick(epsilon=2.0, num_steps=2_000_000, trace_every=1000)
     assert fit.interrupted
@@ -357,7 +357,7 @@ def test_bad_input_is_refused_before_any_budget_is_spent(changes, message, monke
     def no_step(*args, **kwargs):
         raise AssertionError("a step was taken")
 
-    monkeypatch.setattr("dpvim.infer._run_chunk", no_step)
+    monkeypatch.setattr("dpvim.inference.engine._run_chunk", no_step)
     with pytest.raises((ValueError, TypeError), match=message):
         quick(**changes)
 

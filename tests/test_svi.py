@@ -13,8 +13,8 @@ from conftest import linear_model
 
 import dpvim
 from dpvim.models.regression import Regression
-from dpvim.plan import NonPrivatePlan
-from dpvim.randomness import SecretStreams
+from dpvim.privacy.plan import NonPrivatePlan
+from dpvim.privacy.randomness import SecretStreams
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(200, 3)).astype(np.float32)
@@ -188,7 +188,7 @@ def test_threads_cannot_spend_the_same_steps(monkeypatch):
 
 
 def test_an_interrupted_run_is_charged_for_the_steps_it_took(monkeypatch, ctrl_c):
-    monkeypatch.setattr("dpvim.infer._LONGEST_CHUNK", 5)
+    monkeypatch.setattr("dpvim.inference.loop._LONGEST_CHUNK", 5)
     ctrl_c(2)
     svi = svi_of()
     result = svi.run(jax.random.key(0), 30, X, Y, progress_bar=False)

@@ -3,17 +3,18 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dpvim.estimates import DivergedError
-from dpvim.family import FAMILIES
+from dpvim.bridge.data import public
 from dpvim.fitting import fit, fit_many, fit_nonprivate
-from dpvim.models.data import public
-from dpvim.plan import PrivacyPlan
-from dpvim.posterior import Posterior
+from dpvim.inference.families import FAMILIES
+from dpvim.inference.trace import Trace
+from dpvim.inference.variants import VARIANTS
+from dpvim.posterior.from_trace import DivergedError
+from dpvim.posterior.posterior import Posterior
+from dpvim.privacy.plan import PrivacyPlan
+from dpvim.privacy.statement import PrivacyStatement
 from dpvim.result import Fit, load
-from dpvim.saving import FileError
-from dpvim.statement import PrivacyStatement
+from dpvim.serialization import FileError
 from dpvim.svi import DPSVI
-from dpvim.trace import Trace
 from dpvim.types import (
     BudgetExceededError,
     ConvergenceWarning,
@@ -23,12 +24,11 @@ from dpvim.types import (
     PrivacyWarning,
     Relation,
 )
-from dpvim.variants import VARIANTS
 
 if TYPE_CHECKING:
     from dpvim import audit
-    from dpvim.synthesis.analysis import analyze
-    from dpvim.synthesis.rubin import combine
+    from dpvim.synthesis.analysis.pooling import analyze
+    from dpvim.synthesis.analysis.rubin import combine
     from dpvim.synthesis.schema import Schema
     from dpvim.synthesis.tables import read_table
     from dpvim.synthesis.twin import Twin, TwinModel, synthesize

@@ -13,13 +13,15 @@ import jax
 import optax
 
 from dpvim import _validate
-from dpvim.compiling import single_precision
-from dpvim.family import FAMILIES
-from dpvim.infer import watching
-from dpvim.models.bridge import bridge
-from dpvim.models.data import prepare
-from dpvim.models.guides import family_name
-from dpvim.plan import (
+from dpvim._compile import single_precision
+from dpvim._progress import wanted
+from dpvim.bridge.data import prepare
+from dpvim.bridge.guides import family_name
+from dpvim.bridge.model import bridge
+from dpvim.inference.families import FAMILIES
+from dpvim.inference.monitor import monitoring
+from dpvim.inference.variants import make_variant
+from dpvim.privacy.plan import (
     NonPrivatePlan,
     Plan,
     PrivacyPlan,
@@ -28,12 +30,10 @@ from dpvim.plan import (
     resolve_num_steps,
     warn_if_delta_large,
 )
-from dpvim.progress import wanted
-from dpvim.randomness import fresh_key
+from dpvim.privacy.randomness import fresh_key
 from dpvim.result import Fit, Session
 from dpvim.svi import DPSVI, RunResult
 from dpvim.types import Relation
-from dpvim.variants import make_variant
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -304,7 +304,7 @@ def _fit_all(
     bridged = bridge(model, inputs)
     plans = [call.make_plan(inputs.num_rows, bridged.problem.dim) for call in calls]
     progress = wanted(shared.progress)
-    with watching(sum(plan.num_steps for plan in plans), progress=progress) as watch:
+    with monitoring(sum(plan.num_steps for plan in plans), progress=progress) as monitor:
         groups = []
         for plan in dict.fromkeys(plans):
             members = [i for i, other in enumerate(plans) if other == plan]
@@ -327,7 +327,7 @@ def _fit_all(
                 *data,
                 init_params=[s.init_params for s in own],
                 trace_every=shared.trace_every,
-                watch=watch,
+                monitor=monitor,
                 **keyword_data,
             )
             groups.append((svi, members, runs))

@@ -16,10 +16,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpvim.convergence import MIN_TIMES, autocorrelation_time
-from dpvim.family import Family
-from dpvim.posterior import Posterior
-from dpvim.trace import Trace
+from dpvim.inference.families import Family
+from dpvim.inference.trace import Trace
+from dpvim.posterior.convergence import MIN_TIMES, autocorrelation_time
+from dpvim.posterior.posterior import Posterior
 
 _FEW = 12
 _LINES = 60

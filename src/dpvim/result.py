@@ -12,27 +12,28 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from jaxtyping import Array
 from numpyro.infer.autoguide import AutoGuide
 
-from dpvim import _validate, saving
-from dpvim.compiling import single_precision
-from dpvim.estimates import Estimate, EstimateName, NoiseAwareness, WindowRule
-from dpvim.estimates import estimate as estimate_posterior
-from dpvim.family import Family
-from dpvim.infer import State
-from dpvim.models.latent_space import LatentSpace
-from dpvim.plan import Plan, PrivacyPlan
-from dpvim.posterior import Posterior
-from dpvim.progress import wanted
-from dpvim.releases import LARGEST_FULL_DIM, ReleaseSums
-from dpvim.saving import SavedFit
-from dpvim.statement import NoPrivacy, PrivacyStatement, round_up
+from dpvim import _validate
+from dpvim import serialization as saving
+from dpvim._compile import single_precision
+from dpvim._progress import wanted
+from dpvim.bridge.latent_space import LatentSpace
+from dpvim.inference.engine import State
+from dpvim.inference.families import Family
+from dpvim.inference.release_sums import LARGEST_FULL_DIM, ReleaseSums
+from dpvim.inference.trace import Trace
+from dpvim.posterior.from_trace import Estimate, EstimateName, NoiseAwareness, WindowRule
+from dpvim.posterior.from_trace import estimate as estimate_posterior
+from dpvim.posterior.posterior import Posterior
+from dpvim.privacy.plan import Plan, PrivacyPlan
+from dpvim.privacy.statement import NoPrivacy, PrivacyStatement, round_up
+from dpvim.serialization import SavedFit
 from dpvim.svi import DPSVI, numpyro_params
-from dpvim.trace import Trace
 from dpvim.types import ConvergenceWarning, NotPrivateError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dpvim.evidence import GaussianPrior
+    from dpvim.posterior.from_releases.regression import GaussianPrior
 
 
 Method: TypeAlias = Literal["releases", "trace", "last"]
@@ -201,7 +202,7 @@ class Fit:
                 "method='releases': this fit has no sums of released gradients. They are kept "
                 "for variant='aligned', in fits (and files) made with this version."
             )
-        from dpvim.release_posterior import estimate_from_releases
+        from dpvim.posterior.from_releases.mixture import estimate_from_releases
 
         every = self.trace.every
         found = estimate_from_releases(self.releases, self.plan, self.prior, snapshot_steps=every)
@@ -319,10 +320,10 @@ def _continue(
     return dataclasses.replace(
         fit,
         privacy=svi.privacy(result.state, delta=delta),
-        trace=fit.trace.then(result.trace),
+        trace=fit.trace.concat(result.trace),
         releases=None
         if fit.releases is None or result.releases is None
-        else fit.releases.then(result.releases),
+        else fit.releases.concat(result.releases),
         session=Session(svi, result.state),
     )
 

@@ -33,37 +33,27 @@ from jaxtyping import Array, Float
 from numpyro.infer.autoguide import AutoGuide
 
 from dpvim import _validate
-from dpvim.compiling import jit_once, jit_quickly, single_precision
-from dpvim.estimator import default_width, width_schedule
-from dpvim.family import FAMILIES, Family, Params
-from dpvim.infer import (
-    Engine,
-    Info,
-    Run,
-    State,
-    Supply,
-    Watch,
-    eta_for,
-    lanes_for,
-    make_engine,
-    run,
-    run_many,
-    watching,
-)
-from dpvim.models.bridge import BridgedModel, bridge
-from dpvim.models.data import ModelInput, map_arrays, prepare
-from dpvim.models.guides import family_name, guide_for, init_scale_of
-from dpvim.models.latent_space import LatentSpace
-from dpvim.plan import NonPrivatePlan, Plan, PrivacyPlan
-from dpvim.randomness import SecretStreams
-from dpvim.releases import LARGEST_FULL_DIM, ReleaseSums
-from dpvim.statement import NoPrivacy, PrivacyStatement
-from dpvim.trace import Trace, default_trace_every
+from dpvim._compile import jit_once, jit_quickly, single_precision
+from dpvim.bridge.data import ModelInput, map_arrays, prepare
+from dpvim.bridge.guides import family_name, guide_for, init_scale_of
+from dpvim.bridge.latent_space import LatentSpace
+from dpvim.bridge.model import BridgedModel, bridge
+from dpvim.inference.engine import Engine, Info, State, eta_for, make_engine
+from dpvim.inference.families import FAMILIES, Family, Params
+from dpvim.inference.gradient import default_width, width_schedule
+from dpvim.inference.loop import Run, run, run_many, runs_per_program
+from dpvim.inference.monitor import RunMonitor, monitoring
+from dpvim.inference.release_sums import LARGEST_FULL_DIM, ReleaseSums
+from dpvim.inference.trace import Trace, default_trace_every
+from dpvim.inference.variants import Variant, make_variant
+from dpvim.privacy.plan import NonPrivatePlan, Plan, PrivacyPlan
+from dpvim.privacy.randomness import SecretStreams
+from dpvim.privacy.source import BatchNoiseSource
+from dpvim.privacy.statement import NoPrivacy, PrivacyStatement
 from dpvim.types import BudgetExceededError, NotForReleaseWarning, Origin
-from dpvim.variants import Variant, make_variant
 
 if TYPE_CHECKING:
-    from dpvim.evidence import GaussianPrior
+    from dpvim.posterior.from_releases.regression import GaussianPrior
 
 # Where the means start if nothing else is said: close to the middle of every support, but not
 # all alike, so that exchangeable parts of a model can part ways.
@@ -99,11 +89,12 @@ class DPSVI:
             AutoMultivariateNormal.
         optimizer: An optax optimiser.
         plan: A `PrivacyPlan` with a noise multiplier.
-        variant: The gradient estimator; see `dpvim.variants`.
+        variant: The gradient estimator; see `dpvim.inference.variants`.
         scale_transform: ``"softplus"`` or ``"exp"``.
         init_scale: Standard deviation that the approximation starts with; a guide brings its own.
         probe_width: How much wider than the approximation gradients are taken in the first three
-            quarters of the plan's steps, or ``"auto"`` as in `dpvim.fit`; see `dpvim.estimator`.
+            quarters of the plan's steps, or ``"auto"`` as in `dpvim.fit`; see
+            `dpvim.inference.gradient`.
             For the aligned variant.
         seed: For tests only: fixes batches and noise, and with them undoes the privacy.
 
@@ -148,7 +139,7 @@ class DPSVI:
         # A first look at the names, before there are data that tell the dimension.
         first_look = make_variant(variant, FAMILIES[self._family_name](1, scale_transform))
         self._probe_width = _check_probe_width(probe_width, first_look)
-        self._supply: Supply | None = None
+        self._supply: BatchNoiseSource | None = None
         # Of all steps on data, by all verbs, with those that led to states given.
         self._steps_taken, self._origin = 0, _origin_of(plan, seed)
         self._lock = threading.Lock()
@@ -189,11 +180,11 @@ class DPSVI:
         with self._lock:
             if self._supply is None:
                 streams = SecretStreams(self.seed, start_step=int(state.step))
-                self._supply = Supply(self._engine, inputs.num_rows, streams)
+                self._supply = self._engine.source(inputs.num_rows, streams)
             if self._ready_records is None:
-                self._ready_records = self._engine.ready(inputs.records)
-            supply, records = self._supply, self._ready_records
-        rows, noise = supply.draw(1, 1)
+                self._ready_records = self._engine.prepare(inputs.records)
+            source, records = self._supply, self._ready_records
+        rows, noise = source.draw(1, 1)
         after = self._one_step(state, records, rows[0], noise[0])
         _refuse_tracers(after)
         return after
@@ -228,7 +219,7 @@ class DPSVI:
         inputs = self._read(args, kwargs)
         self._last_seen = self._ready_records = None
         init_state = self._spend(init_state, num_steps)
-        with watching(num_steps, progress=progress_bar) as watch:
+        with monitoring(num_steps, progress=progress_bar) as monitor:
             done = run(
                 self._engine,
                 init_state,
@@ -236,7 +227,7 @@ class DPSVI:
                 num_steps=num_steps,
                 streams=SecretStreams(self.seed, start_step=int(init_state.step)),
                 trace_every=self._trace_every(trace_every, num_steps),
-                watch=watch,
+                monitor=monitor,
             )
         until = int(init_state.step) + num_steps
         with self._lock:
@@ -277,9 +268,9 @@ class DPSVI:
         every = self._trace_every(trace_every, num_steps)
         with self._lock:
             self._steps_taken += num_runs * num_steps
-        with watching(num_runs * num_steps, progress=progress_bar) as watch:
+        with monitoring(num_runs * num_steps, progress=progress_bar) as monitor:
             return self._run_together(
-                states, streams, records, num_steps, every, watch, stacked=stacked
+                states, streams, records, num_steps, every, monitor, stacked=stacked
             )
 
     @single_precision
@@ -290,7 +281,7 @@ class DPSVI:
         *args: Any,
         init_params: Sequence[dict[str, Any] | None],
         trace_every: int | None,
-        watch: Watch,
+        monitor: RunMonitor,
         **kwargs: Any,
     ) -> list[Callable[[], list[RunResult]]]:
         """All of the plan's steps for each of several runs, in calls that may be made in parallel.
@@ -299,7 +290,7 @@ class DPSVI:
         of them in order.
         """
         records = self._read(args, kwargs).records
-        num_steps, lanes = self.plan.num_steps, lanes_for(self._engine)
+        num_steps, lanes = self.plan.num_steps, runs_per_program(self._engine)
         every = self._trace_every(trace_every, num_steps)
         # At least a call for each core, of about the same size: two sizes are compiled at most.
         calls = min(len(keys), max(os.cpu_count() or 1, -(-len(keys) // lanes)))
@@ -315,7 +306,7 @@ class DPSVI:
             streams = [SecretStreams(seeds[i]) for i in members]
             prepared.append(
                 functools.partial(
-                    self._run_together, states, streams, records, num_steps, every, watch
+                    self._run_together, states, streams, records, num_steps, every, monitor
                 )
             )
         self._last_seen = self._ready_records = None
@@ -353,11 +344,11 @@ class DPSVI:
     @single_precision
     def gaussian_prior(self) -> GaussianPrior:
         """Independent Gaussians that stand for the model's prior of the unconstrained latent."""
-        from dpvim.evidence import GaussianPrior
+        from dpvim.posterior.from_releases.regression import GaussianPrior
 
         keys = jax.random.split(jax.random.key(0), _PRIOR_DRAWS)
         draws = jit_once(jax.vmap(self._ready()._bridged.draw_prior))
-        return GaussianPrior.like(np.asarray(draws(keys)))
+        return GaussianPrior.from_draws(np.asarray(draws(keys)))
 
     def privacy(self, state: State, *, delta: float | None) -> PrivacyStatement | NoPrivacy:
         """The statement for all steps that this object took, and those that led to `state`."""
@@ -413,7 +404,7 @@ class DPSVI:
         records: Any,
         num_steps: int,
         trace_every: int,
-        watch: Watch,
+        monitor: RunMonitor,
         *,
         stacked: bool = False,
     ) -> list[RunResult]:
@@ -421,7 +412,7 @@ class DPSVI:
         settings: dict[str, Any] = {
             "num_steps": num_steps,
             "trace_every": trace_every,
-            "watch": watch,
+            "monitor": monitor,
         }
         if len(states) == 1 and not stacked:  # an axis of one run would only cost time
             alone = run(self._engine, states[0], records, streams=streams[0], **settings)

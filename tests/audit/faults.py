@@ -13,11 +13,14 @@ import numpy as np
 from path_faults import PATH_FAULTS
 from planting import Fault, everywhere, patch
 
-from dpvim import accounting, estimator, infer, mechanism, svi
+from dpvim import svi
 from dpvim.audit import target
-from dpvim.noise import RoundedGaussianNoise
-from dpvim.randomness import SecretStreams
-from dpvim.sampling import EMPTY, PoissonSampler
+from dpvim.inference import gradient
+from dpvim.inference.engine import Engine
+from dpvim.privacy import accounting, clipping, lattice
+from dpvim.privacy.noise import RoundedGaussianNoise
+from dpvim.privacy.randomness import SecretStreams
+from dpvim.privacy.sampling import EMPTY, PoissonSampler
 from dpvim.types import Relation
 
 # -- noise ----------------------------------------------------------------------------------------
@@ -70,7 +73,7 @@ def _clip_after_the_sum() -> Any:
 
         return faulty
 
-    return patch(mechanism, "clipped_sum", make)
+    return patch(clipping, "clipped_sum", make)
 
 
 def _nan_rows_kept() -> Any:
@@ -85,7 +88,7 @@ def _nan_rows_kept() -> Any:
 
         return faulty
 
-    return patch(mechanism, "clipped_sum", make)
+    return patch(clipping, "clipped_sum", make)
 
 
 def _unsafe_norm() -> Any:
@@ -113,14 +116,14 @@ def _divided_by_the_realised_batch() -> Any:
 
         return faulty
 
-    return patch(mechanism, "clipped_sum", make)
+    return patch(clipping, "clipped_sum", make)
 
 
 def _update_divided_by_the_realised_batch() -> Any:
     """After the noise: the release is sound, the step gives the batch size away."""
 
     def make(old: Any) -> Any:
-        def faulty(*args: Any) -> infer.Engine:
+        def faulty(*args: Any) -> Engine:
             engine = old(*args)
 
             def step(state: Any, eta: Any, records: Any, rows: Any, noise: Any) -> Any:
@@ -142,8 +145,8 @@ def _update_divided_by_the_realised_batch() -> Any:
 def _overflowing_sum() -> Iterator[None]:
     """Neither the pieces of a batch nor the blocks of a sum are small enough for the integers."""
     with (
-        mock.patch.object(mechanism, "_BLOCK_ROWS", 2**20),
-        mock.patch.object(estimator, "usual_piece", return_value=2**20),
+        mock.patch.object(lattice, "_BLOCK_ROWS", 2**20),
+        mock.patch.object(gradient, "microbatch_size", return_value=2**20),
     ):
         yield
 
@@ -156,7 +159,7 @@ def _sub_grid_bits() -> Any:
 
         return faulty
 
-    return patch(estimator, "add_noise", make)
+    return patch(gradient, "add_noise", make)
 
 
 # -- batches --------------------------------------------------------------------------------------

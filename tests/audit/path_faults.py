@@ -13,9 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from planting import Fault, patch
 
-from dpvim import batches, mechanism, variants
-from dpvim.models import bridge, look_ups, mixture_sum, regression
+from dpvim.bridge import gather_gradients as look_ups
+from dpvim.bridge import model as bridge
+from dpvim.inference import variants
+from dpvim.models import mixture_sum, regression
 from dpvim.models.regression import Regression
+from dpvim.privacy import batches, clipping
 
 # -- autodiff and look-ups ------------------------------------------------------------------------
 
@@ -57,7 +60,7 @@ def _jacobian_after_the_clip() -> Iterator[None]:
 
     with (
         patch(bridge, "gradients_by_record", make_gradients),
-        patch(mechanism, "clipped_sum", make_sum),
+        patch(clipping, "clipped_sum", make_sum),
     ):
         yield
 
@@ -68,7 +71,7 @@ def _clip_before_the_weights() -> Any:
     def make(old: Any) -> Any:
         return lambda gradients, weights, *rest: old(gradients, None, *rest)
 
-    return patch(mechanism, "clipped_sum", make)
+    return patch(clipping, "clipped_sum", make)
 
 
 def _of_batch(change: Callable[[Any], Any]) -> Any:
@@ -160,7 +163,7 @@ def _norm_of_the_score_alone() -> Any:
 
 
 def _infinite_scores_clamped() -> Any:
-    return mock.patch.object(regression, "finite_or_nan", mechanism.clamp)
+    return mock.patch.object(regression, "finite_or_nan", clipping.clamp)
 
 
 def _factors(owner: Any, change: Callable[[Any, Any, Any, float], Any]) -> Any:
@@ -237,7 +240,7 @@ def _norm_without_rows(is_left_out: Callable[[str], bool]) -> Any:
 
         return faulty
 
-    return patch(mixture_sum, "settled", make)
+    return patch(mixture_sum, "materialize", make)
 
 
 def _numbers_not_clipped() -> Any:

@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from dpvim import mechanism
 from dpvim.models import mixture_sum, regression
+from dpvim.privacy import clipping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +35,8 @@ def patch(owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
 
 @contextmanager
 def everywhere(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace a function of `mechanism` wherever a clipped sum has it from there."""
+    """Replace a function of `clipping` wherever a clipped sum has it from there."""
     with ExitStack() as planted:
-        for owner in (mechanism, regression, mixture_sum):
+        for owner in (clipping, regression, mixture_sum):
             planted.enter_context(patch(owner, name, make))
         yield

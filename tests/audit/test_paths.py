@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpvim import mechanism
+from dpvim._compile import single_precision
 from dpvim.audit.canaries import extreme_rows, wild_rows
 from dpvim.audit.paths import CANARY, OPPOSITE, PATHS, Expected, clipped
 from dpvim.audit.target import make_target
-from dpvim.compiling import single_precision
-from dpvim.models import look_ups
-from dpvim.plan import PrivacyPlan
+from dpvim.bridge import gather_gradients as look_ups
+from dpvim.privacy import clipping
+from dpvim.privacy.plan import PrivacyPlan
 
 
 @single_precision
@@ -50,10 +50,8 @@ def test_look_ups_are_taken_where_they_should_be(monkeypatch, name, found) -> No
 @pytest.mark.parametrize("name", PATHS)
 def test_ready_made_models_have_sums_of_their_own(monkeypatch, name) -> None:
     general = []
-    original = mechanism.clipped_sum
-    monkeypatch.setattr(
-        mechanism, "clipped_sum", lambda *args: general.append(1) or original(*args)
-    )
+    original = clipping.clipped_sum
+    monkeypatch.setattr(clipping, "clipped_sum", lambda *args: general.append(1) or original(*args))
     traced_sum(name)
     assert bool(general) == (name in ("gradients", "autodiff", "look_ups"))
 

@@ -10,9 +10,10 @@ import pytest
 import statsmodels.api as sm
 import statsmodels.formula.api as smf
 
-from dpvim.synthesis import analysis, glm_workers
-from dpvim.synthesis.analysis import FailedFitsError, FailedFitsWarning, analyze
-from dpvim.synthesis.rubin import NegativeVarianceWarning, combine
+from dpvim.synthesis.analysis import glm_workers
+from dpvim.synthesis.analysis import pooling as analysis
+from dpvim.synthesis.analysis.pooling import FailedFitsError, FailedFitsWarning, analyze
+from dpvim.synthesis.analysis.rubin import NegativeVarianceWarning, combine
 
 FAMILIES = {
     "gaussian": sm.families.Gaussian(),

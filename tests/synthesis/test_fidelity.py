@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpvim.synthesis.contingency import bin_table, bins_of, cramers_v, stack
+from dpvim.synthesis.analysis.contingency import bin_table, bins_of, cramers_v, stack
 from dpvim.synthesis.fidelity import marginal_tv, pairwise_tv, total_variation
 from dpvim.synthesis.schema import Binary, Categorical, Count, Integer, Real, Schema
 

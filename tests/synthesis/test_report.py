@@ -14,12 +14,13 @@ from small_twin import EVIL_LEVEL, EVIL_NAME, SCHEMA, small_twin
 from typer.testing import CliRunner
 
 from dpvim.cli import app
-from dpvim.plan import PrivacyPlan
-from dpvim.statement import NoPrivacy, PrivacyStatement
-from dpvim.synthesis import report, words
+from dpvim.privacy.plan import PrivacyPlan
+from dpvim.privacy.statement import NoPrivacy, PrivacyStatement
 from dpvim.synthesis.comparison import NoAnalysisError, default_formula
 from dpvim.synthesis.model import model_of
-from dpvim.synthesis.report import write_report
+from dpvim.synthesis.report import page as report
+from dpvim.synthesis.report import text as words
+from dpvim.synthesis.report.page import write_report
 from dpvim.synthesis.schema import Binary, Categorical, Count, Real, Schema
 from dpvim.synthesis.tables import write_table
 from dpvim.types import Relation
@@ -87,7 +88,7 @@ def without_pictures(monkeypatch):
         plt.close(figure)
         return "data:image/png;base64,"
 
-    monkeypatch.setattr("dpvim.synthesis.pictures.as_data_uri", blank)
+    monkeypatch.setattr("dpvim.synthesis.report.charts.as_data_uri", blank)
 
 
 def private_statement(relation=Relation.ZERO_OUT, epsilon=1.0) -> PrivacyStatement:

@@ -12,7 +12,7 @@ import subprocess
 import pytest
 from small_twin import small_twin
 
-from dpvim.synthesis.report import write_report
+from dpvim.synthesis.report.page import write_report
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 WIDTHS = (400, 1400)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpvim.synthesis.rubin import NegativeVarianceWarning, combine
+from dpvim.synthesis.analysis.rubin import NegativeVarianceWarning, combine
 
 LEVELS = np.array([0.5, 0.8, 0.9, 0.95])
 
@@ -146,7 +146,7 @@ def test_few_or_small_tables_make_intervals_wide_not_wrong(rows_ratio, m):
     assert (held > LEVELS - 0.01).all()
 
 
-@pytest.mark.filterwarnings("ignore::dpvim.synthesis.rubin.NegativeVarianceWarning")
+@pytest.mark.filterwarnings("ignore::dpvim.synthesis.analysis.rubin.NegativeVarianceWarning")
 def test_the_joint_test_rejects_as_often_as_it_says():
     rng = np.random.default_rng(1)
     m, k, n, n_syn = 20, 3, 500, 2000

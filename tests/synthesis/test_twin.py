@@ -16,10 +16,10 @@ import pandas as pd
 import pytest
 
 import dpvim
-from dpvim.evidence import GaussianPrior
+from dpvim.inference.release_sums import ReleaseSums
 from dpvim.models.columns import Rows, features
-from dpvim.releases import ReleaseSums
-from dpvim.saving import FileError
+from dpvim.posterior.from_releases.regression import GaussianPrior
+from dpvim.serialization import FileError
 from dpvim.synthesis import twin as twin_module
 from dpvim.synthesis.encoding import EncodedTable, encode
 from dpvim.synthesis.model import TableRegression, _column, own_model

@@ -7,9 +7,8 @@ from scipy import stats
 
 from dpvim.audit.findings import Finding, chi_square, two_sided_normal
 from dpvim.audit.target import Target
-from dpvim.infer import Supply
-from dpvim.randomness import SecretStreams
-from dpvim.sampling import EMPTY, PoissonSampler
+from dpvim.privacy.randomness import SecretStreams
+from dpvim.privacy.sampling import EMPTY, PoissonSampler
 
 CHECK = "batches"
 _ROWS = 40
@@ -23,7 +22,7 @@ def batch_checks(
 ) -> list[Finding]:
     """Questions to the batches that a run on forty rows would use."""
     prob = target.plan.sampling_prob
-    batches = Supply(target.engine, _ROWS, streams).draw(steps, steps)[0]
+    batches = target.engine.source(_ROWS, streams).draw(steps, steps)[0]
     member = _membership(batches)
     cut = PoissonSampler(for_cut, num_rows=_ROWS, sampling_prob=prob, max_batch_size=_CUT_AT)
     return [

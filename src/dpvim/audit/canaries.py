@@ -1,6 +1,6 @@
 """Rows that an adversary would try, made from ordinary ones: extreme values in every place.
 
-Records are lists of arrays with a row for each record, as `dpvim.models.data.prepare` has them.
+Records are lists of arrays with a row for each record, as `dpvim.bridge.data.prepare` has them.
 """
 
 from __future__ import annotations

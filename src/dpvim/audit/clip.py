@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpvim._compile import jit_quickly
 from dpvim.audit.canaries import Records, join, take, wild_rows
 from dpvim.audit.findings import Finding
 from dpvim.audit.paths import CANARY, Path
 from dpvim.audit.sums import full_batch_checks, sum_checks
 from dpvim.audit.target import Seen, Target, Vectorised, step_once
-from dpvim.compiling import jit_quickly
-from dpvim.sampling import EMPTY
+from dpvim.privacy.sampling import EMPTY
 
 CHECK = "clip"
 _ROWS = 6

@@ -13,7 +13,7 @@ from dpvim.audit.canaries import Records, join
 from dpvim.audit.findings import Finding, two_sided_normal
 from dpvim.audit.game import hockey_stick, log_mixture, strongest_look
 from dpvim.audit.paths import Expected, Path, WholeFit, clipped
-from dpvim.plan import PrivacyPlan
+from dpvim.privacy.plan import PrivacyPlan
 from dpvim.svi import DPSVI
 from dpvim.types import NotForReleaseWarning, Relation
 

@@ -22,8 +22,8 @@ from scipy import stats
 from dpvim.audit.findings import Finding
 from dpvim.audit.paths import Adversary
 from dpvim.audit.target import Seen, Vectorised
-from dpvim.plan import PrivacyPlan
-from dpvim.randomness import SecretStreams
+from dpvim.privacy.plan import PrivacyPlan
+from dpvim.privacy.randomness import SecretStreams
 from dpvim.types import Relation
 
 _DELTAS = (1e-3, 1e-2, 0.03, 0.1, 0.3)

@@ -13,8 +13,8 @@ from scipy import stats
 
 from dpvim.audit.findings import Finding, chi_square, two_sided_normal
 from dpvim.audit.target import Target, Vectorised
-from dpvim.noise import RoundedGaussianNoise
-from dpvim.randomness import SecretStreams
+from dpvim.privacy.noise import RoundedGaussianNoise
+from dpvim.privacy.randomness import SecretStreams
 
 CHECK = "noise"
 _LAGS = (1, 2, 3)
@@ -62,7 +62,7 @@ def _across_coordinates(z: np.ndarray) -> Finding:
 
 
 def _across_steps(z: np.ndarray) -> Finding:
-    """Within runs, and on from one run to the next: the supply knows steps only."""
+    """Within runs, and on from one run to the next: the source knows steps only."""
     flat = z.reshape(-1, z.shape[-1])
     looks = [
         _correlation(flat[:-lag, i], flat[lag:, j], f"lag {lag}, coordinates {i}, {j}")

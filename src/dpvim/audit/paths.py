@@ -22,10 +22,10 @@ from jax.tree_util import PyTreeDef
 from dpvim.audit import models
 from dpvim.audit.canaries import NOT_FINITE, Records, extreme_rows, join, take
 from dpvim.audit.models import Case
-from dpvim.estimator import Problem
-from dpvim.mechanism import Likelihood
-from dpvim.models.bridge import BridgedModel, bridge
-from dpvim.models.data import prepare
+from dpvim.bridge.data import prepare
+from dpvim.bridge.model import BridgedModel, bridge
+from dpvim.inference.gradient import Problem
+from dpvim.privacy.clipping import Likelihood
 from dpvim.types import Latent
 
 _DIM = 4

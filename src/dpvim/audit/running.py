@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from dpvim import _validate
+from dpvim._compile import single_precision
+from dpvim._progress import ProgressBar, wanted
 from dpvim.audit.batches import batch_checks
 from dpvim.audit.clip import clip_checks
 from dpvim.audit.findings import AuditReport, Finding
@@ -18,13 +20,11 @@ from dpvim.audit.game import game_checks
 from dpvim.audit.noise import noise_checks
 from dpvim.audit.paths import PATHS, Expected, Path
 from dpvim.audit.target import Target, Vectorised, make_target
-from dpvim.compiling import single_precision
-from dpvim.family import FAMILIES
-from dpvim.plan import PrivacyPlan
-from dpvim.progress import ProgressBar, wanted
-from dpvim.randomness import SecretStreams
+from dpvim.inference.families import FAMILIES
+from dpvim.inference.variants import VARIANTS, make_variant, served_variants
+from dpvim.privacy.plan import PrivacyPlan
+from dpvim.privacy.randomness import SecretStreams
 from dpvim.types import Relation
-from dpvim.variants import VARIANTS, make_variant, served_variants
 
 FULL_RUNS = 200_000
 QUICK_RUNS = 20_000

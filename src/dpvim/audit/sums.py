@@ -11,7 +11,7 @@ from dpvim.audit.canaries import take
 from dpvim.audit.findings import Finding
 from dpvim.audit.paths import CANARY, OPPOSITE
 from dpvim.audit.target import Seen, Target
-from dpvim.sampling import EMPTY
+from dpvim.privacy.sampling import EMPTY
 
 _ROWS = 6
 _MANY_ROWS = 5000

@@ -17,11 +17,11 @@ from jaxtyping import Array
 
 from dpvim.audit.canaries import Records, take
 from dpvim.audit.paths import Expected, Path, clipped
-from dpvim.family import FAMILIES
-from dpvim.infer import Engine, State, Supply, eta_for, make_engine
-from dpvim.plan import PrivacyPlan
-from dpvim.randomness import SecretStreams
-from dpvim.variants import make_variant
+from dpvim.inference.engine import Engine, State, eta_for, make_engine
+from dpvim.inference.families import FAMILIES
+from dpvim.inference.variants import make_variant
+from dpvim.privacy.plan import PrivacyPlan
+from dpvim.privacy.randomness import SecretStreams
 
 _LEARNING_RATE = 1.0
 # Runs that are attacked at a time: more would not fit the processor's caches, nor many releases
@@ -47,7 +47,7 @@ class Target(NamedTuple):
 
     def ready(self, records: Records) -> Any:
         """Records as the engine takes them, made as fits make them."""
-        return self.engine.ready([jnp.asarray(leaf) for leaf in records])
+        return self.engine.prepare([jnp.asarray(leaf) for leaf in records])
 
     def etas(self) -> Array:
         """The public draws of all steps."""
@@ -100,7 +100,7 @@ class Seen(NamedTuple):
 def step_once(
     target: Target, eta: Array, number: Any, records: Any, rows: Array, noise: Array
 ) -> Seen:
-    """A step on the records with these row numbers; records as `Engine.ready` returns them."""
+    """A step on the records with these row numbers; records as `Engine.prepare` returns them."""
     state = target.state._replace(step=jnp.int32(number))
     after, info = target.engine.step(state, eta, records, rows, noise)
     pack = target.engine.family.pack
@@ -148,13 +148,13 @@ class Vectorised:
         their first axes.
         """
         engine, steps = self.target.engine, self.target.plan.num_steps
-        supply = Supply(engine, num_rows, streams)
+        source = engine.source(num_rows, streams)
         most = max(1, _NUMBERS_AT_A_TIME // (steps * engine.variant.num_released))
         at_a_time = min(_RUNS_AT_A_TIME, most, runs)
         found = []
         for start in range(0, runs, at_a_time):
             # The last ones are drawn for a whole program, and those too many are dropped.
-            drawn = supply.draw(at_a_time * steps, at_a_time * steps)
+            drawn = source.draw(at_a_time * steps, at_a_time * steps)
             by_run = [each.reshape(at_a_time, steps, -1) for each in drawn]
             seen = jax.tree.map(np.asarray, self._all_runs(records, *by_run))
             kept = min(at_a_time, runs - start)

@@ -9,7 +9,7 @@ import typer
 
 from dpvim.cli.common import plain_errors, print_json
 from dpvim.cli.options import AsJson, TwinFolder
-from dpvim.synthesis.analysis import analyze as pooled
+from dpvim.synthesis.analysis.pooling import analyze as pooled
 from dpvim.synthesis.schema import Levelled
 from dpvim.synthesis.twin import DATA, Twin
 

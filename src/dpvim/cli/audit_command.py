@@ -10,9 +10,9 @@ import typer
 from dpvim.audit.paths import PATHS
 from dpvim.audit.running import CHECKS, FULL_RUNS, QUICK_RUNS, run
 from dpvim.cli.common import FOUND, plain_errors, print_json
-from dpvim.family import FAMILIES
+from dpvim.inference.families import FAMILIES
+from dpvim.inference.variants import VARIANTS
 from dpvim.types import Relation
-from dpvim.variants import VARIANTS
 
 VariantName = StrEnum("VariantName", {n: n for n in VARIANTS})  # type: ignore[misc]
 CheckName = StrEnum("CheckName", {n: n for n in CHECKS})  # type: ignore[misc]

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from dpvim.synthesis.analysis import FailedFitsError
+from dpvim.synthesis.analysis.pooling import FailedFitsError
 
 # Exit codes: 0 done, 1 something was found or went wrong, 2 the command was misused.
 FOUND, MISUSED = 1, 2

@@ -7,9 +7,9 @@ from typing import Any
 import typer
 
 from dpvim import _validate
-from dpvim.models.bridge import bridge
-from dpvim.models.data import prepare
-from dpvim.plan import PrivacyPlan, default_sampling_prob
+from dpvim.bridge.data import prepare
+from dpvim.bridge.model import bridge
+from dpvim.privacy.plan import PrivacyPlan, default_sampling_prob
 from dpvim.synthesis.twin import default_delta
 from dpvim.types import Relation
 

@@ -11,7 +11,7 @@ from dpvim.cli.analyze_command import GlmFamily
 from dpvim.cli.common import plain_errors
 from dpvim.cli.options import Delimiter, Encoding, OwnModel, TwinFolder
 from dpvim.synthesis.model import own_model
-from dpvim.synthesis.report import COMPARISON, REPORT, write_report
+from dpvim.synthesis.report.page import COMPARISON, REPORT, write_report
 from dpvim.synthesis.tables import read_table
 from dpvim.synthesis.twin import DATA, Twin
 

@@ -37,7 +37,8 @@ from jaxtyping import Array, Float
 from numpyro.distributions import biject_to
 
 from dpvim import _validate
-from dpvim.mechanism import ClippedSum
+from dpvim.bridge.latent_space import LatentSpace
+from dpvim.bridge.structured import StructuredModel
 from dpvim.models.columns import (
     CategoricalColumn,
     Column,
@@ -53,12 +54,11 @@ from dpvim.models.columns import (
     num_levels,
     upper_count,
 )
-from dpvim.models.drawing import draw_rows
-from dpvim.models.flat_prior import flat_log_prior
-from dpvim.models.latent_space import LatentSpace
+from dpvim.models.factorized_prior import flat_log_prior
 from dpvim.models.mixture_sum import WEIGHTS, MixtureSum
 from dpvim.models.regression import OUTCOMES, Outcome
-from dpvim.models.structured import StructuredModel
+from dpvim.models.sample_rows import draw_rows
+from dpvim.privacy.clipping import ClippedSum
 from dpvim.types import LogPrior, ModelError
 
 _COMPONENT = "mixture.component"

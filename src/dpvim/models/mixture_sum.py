@@ -26,7 +26,7 @@ to it. The squared norm is a sum of d terms, one for each coordinate and none ne
 cancels. A sum of d terms takes at most d - 1 roundings on the way of any term, in any order, as
 adding a zero is exact; squares, products, weights and the root are fewer than 16 more. So the norm
 is off by at most (d + 16) 2^-24 of itself, half of which stems from the sum, and factor and
-products ``f r_k`` by two more: within the (2 d + 32) 2^-24 that `mechanism.Lattice` allows for.
+products ``f r_k`` by two more: within the (2 d + 32) 2^-24 that `lattice.Lattice` allows for.
 Squares of r_k that would underflow are taken as larger ones. The sums are in double precision: a
 record's share passes at most B - 1 additions (again, adding zeros is exact) and one product, as
 `Lattice` has it.
@@ -43,7 +43,8 @@ from jax.nn import log_sigmoid, sigmoid
 from jax.scipy.special import betaln, digamma
 from jaxtyping import Array, Float, Int
 
-from dpvim.mechanism import clamp, clip_factors, finite_or_nan, scales_of, settled
+from dpvim.bridge.latent_space import LatentSpace
+from dpvim.bridge.structured import matmul
 from dpvim.models.columns import (
     CategoricalColumn,
     CountColumn,
@@ -55,8 +56,7 @@ from dpvim.models.columns import (
     num_levels,
 )
 from dpvim.models.columns import codes as codes_of
-from dpvim.models.latent_space import LatentSpace
-from dpvim.models.structured import matmul
+from dpvim.privacy.clipping import clamp, clip_factors, finite_or_nan, materialize, scales_of
 from dpvim.types import Latent, Mask, Weights
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class MixtureSum:
         def per_record() -> tuple[Array, dict[str, Array], _Score | None]:
             return self._per_record(found, raw, batch)
 
-        resp, rows, score = settled(per_record, is_padding)
+        resp, rows, score = materialize(per_record, is_padding)
 
         # Norms.
         floored = jnp.where(resp < _SMALLEST, _SMALLEST, resp)  # a maximum might pass over a NaN

@@ -29,18 +29,18 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
 from dpvim import _validate
-from dpvim.mechanism import (
+from dpvim.bridge.latent_space import LatentSpace
+from dpvim.bridge.structured import PRECISION, StructuredModel
+from dpvim.privacy.clipping import (
     ClippedSum,
     clamp,
     clip_factors,
-    exact_sum,
     finite_or_nan,
+    materialize,
     scales_of,
-    settled,
     unscaled,
 )
-from dpvim.models.latent_space import LatentSpace
-from dpvim.models.structured import PRECISION, StructuredModel
+from dpvim.privacy.lattice import exact_sum
 from dpvim.types import Latent, Mask, Weights
 
 
@@ -162,7 +162,7 @@ class Regression(StructuredModel):
         def make_score() -> Score:
             return jax.tree.map(finite_or_nan, self._outcome.score(predictor, noise, batch.y))
 
-        score = settled(make_score, is_padding)
+        score = materialize(make_score, is_padding)
 
         # What a row is made of: groups of numbers that share a factor.
         def all_alike(name: str) -> Float[Array, "batch 1"]:

@@ -14,9 +14,9 @@ import pandas as pd
 from scipy import stats
 
 from dpvim.models.mixture import Mixture
-from dpvim.synthesis.analysis import FailedFitsError, analyze
+from dpvim.synthesis.analysis.glm import Layout, fit_table
+from dpvim.synthesis.analysis.pooling import FailedFitsError, analyze
 from dpvim.synthesis.encoding import decode, encode
-from dpvim.synthesis.glm import Layout, fit_table
 from dpvim.synthesis.schema import AnyColumn, Count, Levelled, Real, Schema
 from dpvim.synthesis.twin import Twin
 

@@ -13,7 +13,7 @@ import itertools
 import numpy as np
 import pandas as pd
 
-from dpvim.synthesis.contingency import BinnedTable
+from dpvim.synthesis.analysis.contingency import BinnedTable
 
 
 def total_variation(first: np.ndarray, second: np.ndarray) -> float:

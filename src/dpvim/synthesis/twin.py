@@ -16,16 +16,16 @@ import pandas as pd
 
 import dpvim.result
 from dpvim import _validate
+from dpvim._progress import ProgressBar, wanted
 from dpvim.files import new_folder, write_json
 from dpvim.fitting import fit as fit_model
-from dpvim.models.drawing import draw_rows
 from dpvim.models.mixture import Mixture
-from dpvim.posterior import Posterior
-from dpvim.progress import ProgressBar, wanted
-from dpvim.randomness import fresh_key
+from dpvim.models.sample_rows import draw_rows
+from dpvim.posterior.posterior import Posterior
+from dpvim.privacy.randomness import fresh_key
+from dpvim.privacy.statement import NoPrivacy, PrivacyStatement
 from dpvim.result import Fit
-from dpvim.saving import FileError
-from dpvim.statement import NoPrivacy, PrivacyStatement
+from dpvim.serialization import FileError
 from dpvim.synthesis.encoding import EncodedTable, decode, encode
 from dpvim.synthesis.formulas import check_schema
 from dpvim.synthesis.model import DEFAULT_NUMBERS, NUMBERS, model_of
@@ -164,14 +164,14 @@ class Twin:
         datasets: Iterable[pd.DataFrame | str | Path] | None = None,
         **options: Any,
     ) -> None:
-        """Write a page of HTML on the twin; see `dpvim.synthesis.report.write_report`.
+        """Write a page of HTML on the twin; see `dpvim.synthesis.report.page.write_report`.
 
         Args:
             path: The file.
             datasets: Synthetic tables, frames or paths; default twenty that are drawn now.
             options: ``compare=`` the original, for a report that is not for release; others.
         """
-        from dpvim.synthesis.report import write_report  # it knows twins
+        from dpvim.synthesis.report.page import write_report  # it knows twins
 
         tables = self.datasets(_REPORT_TABLES) if datasets is None else datasets
         write_report(self, tables, path, **options)

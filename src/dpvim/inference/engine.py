@@ -1,0 +1,186 @@
+"""The engine of a fit: one pure step, and a chunk of steps as one compiled loop.
+
+Nothing here knows NumPyro, files or the clock.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from dpvim._compile import jit_once, single_precision
+from dpvim.inference.families import Family, Params
+from dpvim.inference.gradient import PrivateGradient, Problem, make_private_gradient
+from dpvim.inference.variants import Variant
+from dpvim.privacy.batches import with_public_shape
+from dpvim.privacy.plan import Plan
+from dpvim.privacy.randomness import SecretStreams
+from dpvim.privacy.source import BatchNoiseSource
+from dpvim.types import Origin, Record
+
+_ETA_BLOCK = 32
+
+
+class State(NamedTuple):
+    """What the next step needs, and where it comes from (`Origin`).
+
+    All of it is a DP output or public, if the origin says so.
+    """
+
+    params: Params
+    opt_state: optax.OptState
+    key: Array
+    step: Int[Array, ""]
+    origin: Int[Array, ""]
+
+
+class Info(NamedTuple):
+    """What a step gave away, and at which point: differentially private numbers only."""
+
+    latent: Float[Array, " d"]
+    release: Float[Array, " r"]
+
+
+class Engine(NamedTuple):
+    """A fit ready to run.
+
+    Attributes:
+        family, variant, plan: What it was made from.
+        prepare: ``data -> records`` as `step` takes them, with a public number of rows.
+        init: ``(key, loc, scale) -> State``.
+        step: ``(state, eta, records, rows, noise) -> (State, Info)``, pure.
+        run_chunk: Many steps, compiled once for all runs of this engine; see `_run_chunk`.
+        run_chunks: The same for several runs on the same data, as one vectorised program.
+        run_chunks_apart: The same for several runs, each on data of its own.
+    """
+
+    family: Family
+    variant: Variant
+    plan: Plan
+    prepare: Callable[[Record], Record]
+    init: Callable[[Array, Array, float], State]
+    step: Callable[[State, Array, Record, Array, Array], tuple[State, Info]]
+    run_chunk: Callable[..., tuple[State, Params, Info | None]]
+    run_chunks: Callable[..., tuple[State, Params, Info | None]]
+    run_chunks_apart: Callable[..., tuple[State, Params, Info | None]]
+
+    def source(self, num_rows: int, streams: SecretStreams) -> BatchNoiseSource:
+        """Batches and noise for a run on so many records."""
+        return BatchNoiseSource(
+            self.plan, streams, num_rows=num_rows, num_released=self.variant.num_released
+        )
+
+
+def make_engine(
+    problem: Problem,
+    family: Family,
+    variant: Variant,
+    optimizer: optax.GradientTransformation,
+    plan: Plan,
+    width_at: Callable[[Array], Array] | None = None,
+) -> Engine:
+    """Compose problem, family, variant, optimiser and plan.
+
+    `width_at` tells how wide a step probes, from the step's number; see `dpvim.inference.gradient`.
+    """
+    gradient: PrivateGradient = make_private_gradient(problem, family, variant, plan)
+
+    @single_precision
+    @jit_once
+    def init(key: Array, loc: Array, scale: float) -> State:
+        params = family.init(loc.astype(jnp.float32), scale)
+        nothing, origin = jnp.zeros((), jnp.int32), jnp.int32(Origin.PRIVATE)
+        return State(params, optimizer.init(params), key, nothing, origin)
+
+    @single_precision
+    def step(
+        state: State, eta: Array, records: Record, rows: Array, noise: Array
+    ) -> tuple[State, Info]:
+        params = state.params
+        width = 1.0 if width_at is None else width_at(state.step)
+        release = gradient.release(params, eta, records, rows, noise, width)
+        ascent = gradient.direction(params, eta, release, width)
+        descent = jax.tree.map(jnp.negative, ascent)
+        updates, opt_state = optimizer.update(descent, state.opt_state, params)
+        params = optax.apply_updates(params, updates)
+        info = Info(gradient.probe(state.params, eta, width), release)
+        return State(params, opt_state, state.key, state.step + 1, state.origin), info
+
+    run_chunk = functools.partial(_run_chunk, step, family, variant)
+    return Engine(
+        family,
+        variant,
+        plan,
+        single_precision(lambda data: problem.arrange(with_public_shape(data, plan))),
+        init,
+        step,
+        jax.jit(run_chunk),
+        jax.jit(jax.vmap(run_chunk, (0, None, 0, 0, None))),
+        jax.jit(jax.vmap(run_chunk, (0, 0, 0, 0, None))),
+    )
+
+
+@single_precision
+def eta_for(family: Family, key: Array, step: Int[Array, ""]) -> Array:
+    """The shared draw of a step; it depends on the key and the step's number alone."""
+    return family.base_draw(jax.random.fold_in(key, step))
+
+
+def _run_chunk(
+    step: Callable[[State, Array, Record, Array, Array], tuple[State, Info]],
+    family: Family,
+    variant: Variant,
+    state: State,
+    data: Record,
+    rows: Int[Array, "capacity batch"],
+    noise: Int[Array, "capacity r"],
+    bounds: Int[Array, " segments_and_one"],
+) -> tuple[State, Params, Info | None]:
+    """Steps 0 .. bounds[-1] of the chunk; the parameters at the end of every segment; and what
+    every step released, if that is a gradient of the latent.
+
+    How many steps there are is a value, not a shape, so that one compilation serves all chunks.
+    """
+    etas = _etas(family, state, bounds[-1], noise.shape[0])
+
+    def one_step(i: Int[Array, ""], carried: tuple[State, Any]) -> tuple[State, Any]:
+        state, kept = carried
+        state, info = step(state, etas[i], data, rows[i], noise[i])
+        if kept is not None:
+            put = jax.lax.dynamic_update_index_in_dim  # in place; a scatter would not be
+            kept = jax.tree.map(lambda buffer, new: put(buffer, new, i, 0), kept, info)
+        return state, kept
+
+    def one_segment(carried: tuple[State, Any], ends: Any) -> tuple[tuple[State, Any], Params]:
+        carried = jax.lax.fori_loop(ends[0], ends[1], one_step, carried)
+        return carried, carried[0].params
+
+    empty = jnp.zeros((noise.shape[0], family.dim))
+    kept = Info(empty, empty) if variant.releases_gradient else None
+    (state, kept), seen = jax.lax.scan(one_segment, (state, kept), (bounds[:-1], bounds[1:]))
+    return state, seen, kept
+
+
+@single_precision
+def _etas(
+    family: Family, state: State, num_steps: Int[Array, ""], capacity: int
+) -> Float[Array, "capacity_or_more d"]:
+    """The draws of the next `num_steps` steps; zeros for others.
+
+    In blocks, so that a chunk that is not full does not wait for draws that nobody uses.
+    """
+
+    def draw_block(i: Int[Array, ""], etas: Array) -> Array:
+        numbers = state.step + i * _ETA_BLOCK + jnp.arange(_ETA_BLOCK)
+        block = jax.vmap(functools.partial(eta_for, family, state.key))(numbers)
+        return jax.lax.dynamic_update_slice_in_dim(etas, block, i * _ETA_BLOCK, 0)
+
+    blocks = -(-capacity // _ETA_BLOCK)
+    empty = jnp.zeros((blocks * _ETA_BLOCK, family.dim))
+    return jax.lax.fori_loop(0, -(-num_steps // _ETA_BLOCK), draw_block, empty)

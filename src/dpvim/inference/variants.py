@@ -1,0 +1,214 @@
+r"""The paper's gradient estimators, each a pair of small functions around clip, sum and noise.
+
+``encode`` maps the per-example gradient g (with respect to the latent) to what is clipped and
+noised; ``decode`` maps the noised mean back to a direction for the variational parameters. Both
+are made from ``(params, eta)`` alone: the signature is the privacy argument. With J the Jacobian
+of the reparametrisation, D and F^-1 the family's diagonal scalings, and ``free`` the gradient of
+(log prior + entropy) / N, which no data enter:
+
+=================  ============  ==============================  ==============
+variant            encode        decode                          numbers noised
+=================  ============  ==============================  ==============
+vanilla            J'            r + free                        dim xi
+preconditioned     D J'          D^-1 r + free                   dim xi
+natural            F^-1 J'       r + F^-1 free                   dim xi
+aligned            identity      J' r + free                     d
+aligned_natural    F_m^-1        F^-1 (J' F_m r + free)          d
+=================  ============  ==============================  ==============
+
+``weights`` gives w with :math:`|E g|^2 = \sum_i w_i g_i^2`, which is all the clip needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from dpvim import _validate
+from dpvim.inference.families import FAMILIES, Family, Params, pull_back
+from dpvim.types import Latent, Weights
+
+
+class Variant(NamedTuple):
+    """A gradient estimator for one family.
+
+    Attributes:
+        name: What it is called in `VARIANTS`.
+        num_released: Length of a release.
+        weights: ``(params, eta) -> w``, or None for ones.
+        encode: ``(params, eta, g) -> E g``, linear in g.
+        decode: ``(params, eta, release, free) -> direction``, affine in the release.
+        releases_gradient: Whether a release is a noisy gradient with respect to the latent, as it
+            is, and the point where it was taken enters in no other way.
+    """
+
+    name: str
+    num_released: int
+    weights: Callable[[Params, Array], Weights]
+    encode: Callable[[Params, Array, Latent], Float[Array, " r"]]
+    decode: Callable[[Params, Array, Float[Array, " r"], Params], Params]
+    releases_gradient: bool = False
+
+
+class UnservedVariantError(ValueError):
+    """The family does not have what the variant needs."""
+
+
+def vanilla(family: Family) -> Variant:
+    """DPVI of Jalko et al. (2017): the gradient of every variational parameter is noised."""
+    return _in_parameter_space(
+        family,
+        "vanilla",
+        scaling=lambda params: jax.tree.map(jnp.ones_like, params),
+        decode=lambda params, r, free: _add(r, free),
+    )
+
+
+def preconditioned(family: Family) -> Variant:
+    """Scale gradients are divided by T' before the clip and multiplied by it after the noise."""
+    if family.preconditioners is None:
+        raise UnservedVariantError
+    scaling = family.preconditioners.unit_slope
+    return _in_parameter_space(
+        family,
+        "preconditioned",
+        scaling=scaling,
+        decode=lambda params, r, free: _add(_divide(r, scaling(params)), free),
+    )
+
+
+def natural(family: Family) -> Variant:
+    """The natural gradient is clipped and noised (eqs. 7 and 8 of the paper)."""
+    if family.preconditioners is None or family.preconditioners.inverse_fisher is None:
+        raise UnservedVariantError
+    scaling = family.preconditioners.inverse_fisher
+    return _in_parameter_space(
+        family,
+        "natural",
+        scaling=scaling,
+        decode=lambda params, r, free: _add(r, _multiply(scaling(params), free)),
+    )
+
+
+def aligned(family: Family) -> Variant:
+    """Only the d gradients of the latent are noised; the rest is post-processing (algorithm 1).
+
+    It asks nothing of the family but a reparametrisation.
+    """
+    return Variant(
+        name="aligned",
+        num_released=family.dim,
+        weights=lambda params, eta: None,
+        encode=lambda params, eta, g: g,
+        decode=lambda params, eta, r, free: _add(pull_back(family, params, eta, r), free),
+        releases_gradient=True,
+    )
+
+
+def aligned_natural(family: Family) -> Variant:
+    """The natural gradient of the means is noised, the rest follows from it (algorithm 2)."""
+    if family.preconditioners is None or family.preconditioners.inverse_fisher is None:
+        raise UnservedVariantError
+    inverse_fisher = family.preconditioners.inverse_fisher
+
+    def decode(params: Params, eta: Array, r: Float[Array, " r"], free: Params) -> Params:
+        scaling = inverse_fisher(params)
+        return _multiply(scaling, _add(pull_back(family, params, eta, r / scaling.loc), free))
+
+    return Variant(
+        name="aligned_natural",
+        num_released=family.dim,
+        weights=lambda params, eta: inverse_fisher(params).loc ** 2,
+        encode=lambda params, eta, g: inverse_fisher(params).loc * g,
+        decode=decode,
+    )
+
+
+VARIANTS: dict[str, Callable[[Family], Variant]] = {
+    "vanilla": vanilla,
+    "aligned": aligned,
+    "natural": natural,
+    "preconditioned": preconditioned,
+    "aligned_natural": aligned_natural,
+}
+
+
+def make_variant(name: str, family: Family) -> Variant:
+    """The named variant for a family, or an error that says what would work."""
+    factory = VARIANTS[_validate.one_of("variant", name, VARIANTS)]
+    try:
+        return factory(family)
+    except UnservedVariantError:
+        able = [f for f, make in FAMILIES.items() if name in served_variants(make(family.dim))]
+        raise UnservedVariantError(
+            f"variant: the family {family.name!r} cannot serve {name!r}, which needs a diagonal "
+            f"scaling that it does not have. {family.name!r} serves "
+            f"{', '.join(map(repr, served_variants(family)))}; {name!r} works with "
+            f"{', '.join(map(repr, able))}."
+        ) from None
+
+
+def served_variants(family: Family) -> list[str]:
+    """Names of the variants that `family` can serve."""
+    return [name for name, factory in VARIANTS.items() if _can_serve(factory, family)]
+
+
+def _in_parameter_space(
+    family: Family,
+    name: str,
+    *,
+    scaling: Callable[[Params], Params],
+    decode: Callable[[Params, Params, Params], Params],
+) -> Variant:
+    """A variant that noises P J' g with P = scaling(params), a diagonal matrix."""
+    if family.slopes is None:
+        raise UnservedVariantError
+    slopes = family.slopes
+
+    def scaled_slopes(params: Params, eta: Array) -> Params:
+        return _multiply(scaling(params), slopes(params, eta))
+
+    def weights(params: Params, eta: Array) -> Float[Array, " d"]:
+        squares = jax.tree.map(jnp.square, scaled_slopes(params, eta))
+        per_leaf = [leaf.reshape(family.dim, -1).sum(axis=1) for leaf in jax.tree.leaves(squares)]
+        return sum(per_leaf[1:], start=per_leaf[0])
+
+    def encode(params: Params, eta: Array, g: Latent) -> Float[Array, " r"]:
+        moved = jax.tree.map(
+            lambda slope: slope * g.reshape((-1,) + (1,) * (slope.ndim - 1)),
+            scaled_slopes(params, eta),
+        )
+        return family.pack(moved)
+
+    return Variant(
+        name=name,
+        num_released=family.num_params,
+        weights=weights,
+        encode=encode,
+        decode=lambda params, eta, r, free: decode(params, family.unpack(r), free),
+    )
+
+
+def _add(a: Params, b: Params) -> Params:
+    return jax.tree.map(jnp.add, a, b)
+
+
+def _multiply(a: Params, b: Params) -> Params:
+    return jax.tree.map(jnp.multiply, a, b)
+
+
+def _divide(a: Params, b: Params) -> Params:
+    # Parameters that do not exist (the upper triangle of a Cholesky factor) have scaling zero.
+    return jax.tree.map(lambda x, y: jnp.where(y == 0, 0.0, x / jnp.where(y == 0, 1.0, y)), a, b)
+
+
+def _can_serve(factory: Callable[[Family], Variant], family: Family) -> bool:
+    try:
+        factory(family)
+    except UnservedVariantError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Posteriors from what a run released: post-processing, without access to data."""

@@ -1,0 +1,1 @@
+"""The posterior inferred from the released gradients and the points where they were taken."""

@@ -1,0 +1,161 @@
+"""A posterior inferred from what was released: a mixture of Gaussians over the latent.
+
+Sums of releases in, mixture out: `regression` reads the sums, `curvature` has the model,
+docs/honest-posterior.md explains both. All of it is post-processing of DP outputs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+from scipy import special, stats
+
+from dpvim.inference.release_sums import ReleaseSums
+from dpvim.posterior.convergence import Windows
+from dpvim.posterior.from_releases.curvature import Components, Effort, posterior_components
+from dpvim.posterior.from_releases.regression import GaussianPrior, departure_p_values, read
+from dpvim.privacy.plan import Plan, PrivacyPlan
+from dpvim.types import ConvergenceWarning
+
+# A coordinate whose windows disagree by more than noise and the departures that the model allows
+# for, at this level (shared among coordinates), is reported.
+_TEST_LEVEL = 1e-3
+# So many times further from where the run ended than its points and the posterior reach: the run
+# has not arrived, and a line from where it is says nothing about where it would.
+_FURTHEST = 4.0
+# A sampler with a larger ratio of total to within-chain spread has not mixed.
+_LARGEST_R_HAT = 1.2
+_BISECTIONS = 60
+
+
+class MixtureEstimate(NamedTuple):
+    """A mixture of Gaussians of equal weight over the latent; the face of `dpvim.Estimate`.
+
+    Attributes:
+        locs: Means of the components.
+        factors: Their standard deviations [m, d], or Cholesky factors [m, d, d].
+        dp_scale: Standard deviation that the noise of the run adds to each coordinate.
+        windows: Snapshots spanned by the steps that were looked at; a coordinate counts as
+            converged where they agree with a quadratic log-likelihood and the run has arrived.
+        p_values: By coordinate, of the test that they do.
+    """
+
+    locs: Float[np.ndarray, "m d"]
+    factors: Float[np.ndarray, "m d"] | Float[np.ndarray, "m d d"]
+    dp_scale: Float[np.ndarray, " d"]
+    windows: Windows
+    p_values: Float[np.ndarray, " d"]
+
+    @property
+    def loc(self) -> Float[np.ndarray, " d"]:
+        """Mean."""
+        return self.locs.mean(axis=0)
+
+    @property
+    def scale(self) -> Float[np.ndarray, " d"]:
+        """Standard deviations."""
+        return np.sqrt((self._scales**2).mean(axis=0) + self.locs.var(axis=0))
+
+    @property
+    def covariance(self) -> Float[np.ndarray, "d d"]:
+        """Covariance."""
+        between = np.cov(self.locs, rowvar=False, bias=True).reshape(self.loc.size, -1)
+        if self.factors.ndim == 2:
+            return between + np.diag((self.factors**2).mean(axis=0))
+        return between + np.einsum("kil,kjl->ij", self.factors, self.factors) / len(self.factors)
+
+    def draw(self, key: Array, n: int) -> Float[np.ndarray, "n d"]:
+        """`n` independent draws."""
+        key_which, key_eta = jax.random.split(key)
+        which = np.asarray(jax.random.randint(key_which, (n,), 0, len(self.locs)))
+        eta = np.asarray(jax.random.normal(key_eta, (n, self.loc.size)), np.float64)
+        moved = np.empty_like(eta)
+        for component in np.unique(which):  # a factor each: none of them is copied
+            chosen, factor = which == component, self.factors[component]
+            moved[chosen] = eta[chosen] * factor if factor.ndim == 1 else eta[chosen] @ factor.T
+        return self.locs[which] + moved
+
+    def log_density(self, latents: Float[np.ndarray, "*n d"]) -> np.ndarray:
+        """Log-density at one latent or at several."""
+        logs = [
+            stats.multivariate_normal.logpdf(
+                latents,
+                loc,
+                np.diag(factor**2) if factor.ndim == 1 else factor @ factor.T,
+                allow_singular=True,
+            )
+            for loc, factor in zip(self.locs, self.factors, strict=True)
+        ]
+        return special.logsumexp(logs, axis=0) - np.log(len(self.locs))
+
+    def quantiles(self, tails: Float[np.ndarray, " q"]) -> Float[np.ndarray, "d q"]:
+        """Quantiles of each coordinate, by bisection of its distribution function."""
+        locs, scales = self.locs[:, :, None], self._scales[:, :, None]
+        reach = 12 * scales.max(axis=0)
+        low = np.repeat(locs.min(axis=0) - reach, len(tails), axis=1)
+        high = np.repeat(locs.max(axis=0) + reach, len(tails), axis=1)
+        for _ in range(_BISECTIONS):
+            middle = 0.5 * (low + high)
+            below = special.ndtr((middle - locs) / scales).mean(axis=0) < tails
+            low, high = np.where(below, middle, low), np.where(below, high, middle)
+        return 0.5 * (low + high)
+
+    @property
+    def _scales(self) -> Float[np.ndarray, "m d"]:
+        factors = self.factors
+        return factors if factors.ndim == 2 else np.linalg.norm(factors, axis=2)
+
+
+def estimate_from_releases(
+    sums: ReleaseSums,
+    plan: Plan,
+    prior: GaussianPrior,
+    *,
+    snapshot_steps: int = 1,
+    effort: Effort | None = None,
+) -> MixtureEstimate:
+    """The posterior that the releases of a run speak for.
+
+    Args:
+        sums: Sums of points and released gradients.
+        plan: What the run did to the data.
+        prior: A Gaussian that stands for the model's prior of the unconstrained latent.
+        snapshot_steps: Steps between snapshots of the trace, the unit of `windows`.
+        effort: How long the sampler runs; by default seconds.
+
+    Raises:
+        ValueError: For a run without noise, or one that is too short.
+    """
+    if not isinstance(plan, PrivacyPlan):
+        raise ValueError(
+            "noise_aware='releases' is for private fits: it needs the size of the noise and the "
+            "clip norm. A fit without them has its answer in the trace: noise_aware='average'."
+        )
+    reading = read(sums, plan, prior)
+    found: Components = posterior_components(reading.evidence, effort=effort)
+    if found.r_hat > _LARGEST_R_HAT:
+        warnings.warn(
+            f"the sampler of the curvature has not mixed (R-hat {found.r_hat:.2f}): intervals are "
+            "rough. Fewer parameters, or fit.averaged, avoid it.",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+    p_values = departure_p_values(reading, found.curvature)
+    lengths = np.full(sums.dim, reading.steps // snapshot_steps + 1)
+    estimate = MixtureEstimate(
+        found.loc + reading.reference,
+        found.factor,
+        np.zeros(sums.dim),
+        Windows(lengths, np.ones(sums.dim, bool)),
+        p_values,
+    )
+    reach = np.hypot(estimate.scale, reading.last_spread)
+    arrived = np.abs(estimate.loc - reading.reference) <= _FURTHEST * reach
+    converged = arrived & (p_values >= _TEST_LEVEL / sums.dim)
+    estimate = estimate._replace(windows=Windows(lengths, converged))
+    added = np.maximum(0.0, estimate.scale**2 - found.spread_without_noise)
+    return estimate._replace(dp_scale=np.sqrt(added))

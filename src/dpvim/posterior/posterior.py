@@ -1,0 +1,255 @@
+"""The posterior as a user sees it: a distribution over the latent, results by site name."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from dpvim import _validate
+from dpvim._compile import single_precision
+from dpvim.bridge.latent_space import LatentSpace
+from dpvim.posterior.from_trace import Estimate
+from dpvim.privacy.randomness import fresh_key
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from dpvim.posterior.from_releases.mixture import MixtureEstimate
+
+# Means and intervals of transformed sites come from this many draws with a fixed key, so that
+# they are the same each time they are asked for.
+_DRAWS = 20_000
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Posterior:
+    """A distribution over the unconstrained latent, and the way back to the model's sites.
+
+    Attributes:
+        estimate: A Gaussian from the trace or a mixture from the releases, how much of its spread
+            is DP noise, and the windows behind it.
+        space: The model's sites.
+        snapshot_steps: Steps between snapshots, to tell windows in steps.
+        privacy: What the posterior cost, as plain values.
+        method: What it was made from: the ``releases``, the ``trace``, or the ``last`` iterate.
+        reason: Why that was used.
+    """
+
+    estimate: Estimate | MixtureEstimate
+    space: LatentSpace
+    snapshot_steps: int
+    privacy: Mapping[str, Any]
+    method: str = "trace"
+    reason: str = "asked for"
+
+    # -- the latent ----------------------------------------------------------------------------
+
+    @property
+    def loc(self) -> Float[np.ndarray, " d"]:
+        """Mean of the unconstrained latent."""
+        return self.estimate.loc
+
+    @property
+    def scale(self) -> Float[np.ndarray, " d"]:
+        """Standard deviations of the unconstrained latent."""
+        return self.estimate.scale
+
+    @property
+    def covariance(self) -> Float[np.ndarray, "d d"]:
+        """Covariance of the unconstrained latent."""
+        return self.estimate.covariance
+
+    @property
+    def dp_scale(self) -> Float[np.ndarray, " d"]:
+        """Standard deviation that the noise of the run adds to each coordinate."""
+        return self.estimate.dp_scale
+
+    @property
+    def not_converged(self) -> list[str]:
+        """Coordinates that failed the test of their estimate, by site and index: of a settled
+        trace, or of a quadratic log-likelihood."""
+        converged = self.estimate.windows.converged
+        labels = self.space.raw_labels()
+        return [label for label, passed in zip(labels, converged, strict=True) if not passed]
+
+    # -- the sites -----------------------------------------------------------------------------
+
+    @single_precision
+    def sample(self, n: int, *, seed: int | None = None) -> dict[str, np.ndarray]:
+        """`n` draws of every site, on its own scale: arrays of shape [n, ...] by site name."""
+        n = _validate.positive_int("n", n)
+        key = fresh_key() if seed is None else jax.random.key(seed)
+        latents = jnp.asarray(self.estimate.draw(key, n), jnp.float32)
+        sites = jax.vmap(self.space.constrain)(latents)
+        return {name: np.asarray(value) for name, value in sites.items()}
+
+    @single_precision
+    def log_prob(self, values: Mapping[str, Any]) -> np.ndarray:
+        """Log-density at values of all sites: one number, or one for each of a batch of values.
+
+        The density is that of the sites on their own scales, as NumPyro counts it: that of the
+        raw values less the log-Jacobian of the way back.
+        """
+        sites = self.space.sites
+        missing = {site.name for site in sites} ^ set(values)
+        if missing:
+            raise ValueError(f"values: expected every site once, differing in {sorted(missing)}.")
+        batched = np.ndim(values[sites[0].name]) > len(sites[0].shape)
+
+        def one(values: dict[str, Array]) -> tuple[Array, Array]:
+            latent = self.space.unconstrain(values)
+            return latent, self.space.log_det(latent)
+
+        arrays = {name: jnp.asarray(value) for name, value in values.items()}
+        latent, log_det = (jax.vmap(one) if batched else one)(arrays)
+        log_density = self.estimate.log_density(np.asarray(latent, float))
+        return np.asarray(log_density - np.asarray(log_det))
+
+    @property
+    def mean(self) -> dict[str, np.ndarray]:
+        """Posterior means by site name."""
+        return self._by_site(self.loc, lambda draws: draws.mean(axis=0))
+
+    @property
+    def std(self) -> dict[str, np.ndarray]:
+        """Posterior standard deviations by site name."""
+        return self._by_site(self.scale, lambda draws: draws.std(axis=0))
+
+    def interval(self, probability: float = 0.9) -> dict[str, np.ndarray]:
+        """Central intervals by site name: lower and upper end along the last axis."""
+        probability = _validate.open_unit("probability", probability)
+        tails = np.array([(1 - probability) / 2, (1 + probability) / 2])
+        return self._by_site(
+            self.estimate.quantiles(tails),
+            lambda draws: np.moveaxis(np.quantile(draws, tails, axis=0), 0, -1),
+        )
+
+    def summary(self, probability: float = 0.9) -> pd.DataFrame:
+        """A row for each entry of each site.
+
+        Columns: mean, standard deviation, central interval, the share of the variance that is DP
+        noise, the window (in steps) that it was estimated from, whether that converged, and the
+        method. The reason for the method is in the table's ``attrs``.
+        """
+        import pandas as pd
+
+        mean, std, interval = self.mean, self.std, self.interval(probability)
+        tail = (1 - probability) / 2
+        low, high = (f"{100 * t:g}%" for t in (tail, 1 - tail))
+        tables = []
+        for site, origin in zip(self.space.sites, self._origins(), strict=True):
+            ends = interval[site.name].reshape(-1, 2)
+            table = pd.DataFrame(
+                {
+                    "mean": mean[site.name].ravel(),
+                    "sd": std[site.name].ravel(),
+                    low: ends[:, 0],
+                    high: ends[:, 1],
+                    "dp_share": origin.dp_share,
+                    "window": origin.window,
+                    "converged": origin.converged,
+                    "method": self.method,
+                },
+                index=site.labels(),
+            )
+            tables.append(table)
+        summary = pd.concat(tables)
+        summary.attrs |= {"method": self.method, "reason": self.reason}
+        return summary
+
+    def predict(
+        self,
+        model: Callable[..., Any],
+        *data: Any,
+        num_samples: int = 1000,
+        seed: int | None = None,
+        **keyword_data: Any,
+    ) -> dict[str, np.ndarray]:
+        """Draws of the model's other sites given new covariates, by NumPyro's Predictive.
+
+        Leave the observations out (or None), and they are predicted.
+        """
+        from numpyro.infer import Predictive
+
+        key = fresh_key() if seed is None else jax.random.key(seed)
+        draws = self.sample(num_samples, seed=seed)
+        predicted = Predictive(model, posterior_samples=draws)(key, *data, **keyword_data)
+        return {name: np.asarray(value) for name, value in predicted.items()}
+
+    def to_arviz(self, num_samples: int = 4000, *, seed: int | None = None) -> Any:
+        """Draws as an ArviZ InferenceData, with the privacy statement in its attributes."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces its next version
+            import arviz
+        draws = {name: v[None] for name, v in self.sample(num_samples, seed=seed).items()}
+        facts = {k: v for k, v in self.privacy.items() if isinstance(v, str | int | float)}
+        facts = {k: int(v) if isinstance(v, bool) else v for k, v in facts.items()}
+        return arviz.from_dict(posterior=draws, posterior_attrs=facts, attrs=facts)
+
+    def __repr__(self) -> str:
+        names = ", ".join(site.name for site in self.space.sites)
+        left = len(self.not_converged)
+        doubt = f", {left} of {self.loc.size} coordinates not converged" if left else ""
+        source = f"from the {self.method} ({self.reason})"
+        return f"<Posterior of {names} {source}: d={self.loc.size}{doubt}>"
+
+    # -- inside --------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _draws(self) -> dict[str, np.ndarray]:
+        return self.sample(_DRAWS, seed=0)
+
+    def _by_site(
+        self, exact: np.ndarray, by_draws: Callable[[np.ndarray], np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """A statistic of every site: where the site is its raw value `exact`, which has a row for
+        each coordinate, else from draws."""
+        return {
+            site.name: part.reshape(site.shape + exact.shape[1:])
+            if site.is_identity
+            else by_draws(self._draws[site.name])
+            for site, part in zip(self.space.sites, self._parts(exact), strict=True)
+        }
+
+    def _parts(self, values: np.ndarray) -> list[np.ndarray]:
+        """An array with a row for each coordinate of the latent, cut into the sites' parts."""
+        return np.split(values, np.cumsum([site.raw_size for site in self.space.sites])[:-1])
+
+    @single_precision
+    def _origins(self) -> list[_Origin]:
+        """Where the spread of each entry of each site comes from, to first order."""
+        windows = self.estimate.windows
+        parts = [
+            self._parts(np.asarray(values))
+            for values in (self.loc, self.scale, self.dp_scale, windows.lengths, windows.converged)
+        ]
+        origins = []
+        for site, loc, scale, dp_scale, lengths, converged in zip(
+            self.space.sites, *parts, strict=True
+        ):
+            jacobian = np.eye(loc.size) if site.is_identity else np.asarray(site.jacobian(loc))
+            used = np.abs(jacobian) > 0
+            total = jacobian**2 @ scale**2
+            share = np.divide(jacobian**2 @ dp_scale**2, total, where=total > 0, out=total * 0)
+            shortest = np.where(used, lengths, np.iinfo(np.int64).max).min(axis=1)
+            origins.append(
+                _Origin(
+                    share, (shortest - 1) * self.snapshot_steps, (converged | ~used).all(axis=1)
+                )
+            )
+        return origins
+
+
+@dataclasses.dataclass(frozen=True)
+class _Origin:
+    dp_share: np.ndarray
+    window: np.ndarray
+    converged: np.ndarray

@@ -1,0 +1,1 @@
+"""The guarantee: plan, accountant, batches, clip, noise. Data are released here or nowhere."""

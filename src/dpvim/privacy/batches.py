@@ -1,0 +1,122 @@
+"""Batches as row numbers: which records of the data a step uses, and sums over them in pieces.
+
+A batch is gathered a piece at a time, and pieces are about as large as batches usually are. A batch
+has room for far more rows than it usually holds, since a cut would cost privacy; pieces that hold
+nobody are not worked on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from dpvim.privacy.clipping import ClippedSum
+from dpvim.privacy.plan import Plan
+from dpvim.privacy.sampling import EMPTY
+from dpvim.types import Latent, Mask, Record, Weights
+
+# A piece has at most so many rows, which is what `lattice.exact_sum` adds up at once, and so many
+# numbers, 4 MB: faster than larger ones, which leave the caches (twice at d 50, five at d 700),
+# and the memory of a step does not grow with its batch.
+_PIECE_ROWS = 2**10
+_PIECE_NUMBERS = 2**20
+# More rows than the mean by so many standard deviations are left to a second piece.
+_USUAL_EXCESS = 2.5
+# Sums over rows are fastest over a multiple of this many.
+_ROWS_MULTIPLE = 16
+
+BatchSum = Callable[[Latent, Weights, Record, Int[Array, " batch"], float], Float[Array, " d"]]
+"""``(latent, weights, records, rows, bound)``: a `ClippedSum` over the rows of a batch."""
+
+
+def num_rows_of(records: Record) -> int:
+    """Length of the common leading axis."""
+    return int(jax.tree.leaves(records)[0].shape[0])
+
+
+def select(records: Record, rows: Int[Array, " batch"]) -> tuple[Record, Mask]:
+    """The records with these numbers, and which of them are padding."""
+    is_padding = rows == EMPTY
+    places = jnp.where(is_padding, 0, rows)
+    return jax.tree.map(lambda leaf: leaf.at[places].get(mode="clip"), records), is_padding
+
+
+def with_public_shape(records: Record, plan: Plan) -> Record:
+    """Records whose arrays have a public number of rows; rows that were added are never drawn.
+
+    The number of rows decides which program is compiled, and two programs may round differently.
+    """
+    if not plan.num_rows_is_private:
+        return records
+    more = plan.num_examples - num_rows_of(records)
+    return jax.tree.map(
+        lambda leaf: jnp.pad(leaf, [(0, more)] + [(0, 0)] * (leaf.ndim - 1)), records
+    )
+
+
+def microbatch_size(plan: Plan, dim: int) -> int:
+    """Rows of a piece: enough for most batches of the plan, unless they are very large."""
+    spread = math.sqrt(plan.expected_batch_size * (1 - plan.sampling_prob))
+    usual = plan.expected_batch_size + _USUAL_EXCESS * spread
+    return _round_up(min(usual, _PIECE_ROWS, max(1, _PIECE_NUMBERS // dim)))
+
+
+def microbatched(clipped_sum: ClippedSum, piece: int) -> BatchSum:
+    """The sum over a batch, `piece` rows at a time; no row numbers means all rows.
+
+    How a batch is cut is public, so it is cut alike with and without a record. How many pieces hold
+    somebody does not change the sum: the others add zeros. Sums of whole multiples of a quantum
+    are exact in any order; others, which are in double precision, take no more additions than
+    `lattice.Lattice` allows for.
+    """
+
+    def total(
+        latent: Latent,
+        weights: Weights,
+        records: Record,
+        rows: Int[Array, " batch"],
+        bound: float,
+    ) -> Float[Array, " d"]:
+        takes_all = rows.shape[0] == 0
+        num_rows = num_rows_of(records) if takes_all else rows.shape[0]
+        if num_rows <= piece:
+            if takes_all:
+                return clipped_sum(latent, weights, records, jnp.zeros(num_rows, bool), bound)
+            return clipped_sum(latent, weights, *select(records, rows), bound)
+        count: Any = -(-num_rows // piece)
+        if takes_all:
+            take = lambda i: _slice(records, i * piece, piece)  # noqa: E731
+        else:
+            padded = jnp.pad(rows, (0, count * piece - num_rows), constant_values=EMPTY)
+            last = jnp.max(jnp.where(rows == EMPTY, 0, jnp.arange(1, num_rows + 1)))
+            count = (last + piece - 1) // piece
+            take = lambda i: select(  # noqa: E731
+                records, jax.lax.dynamic_slice_in_dim(padded, i * piece, piece)
+            )
+
+        def add(i: Int[Array, ""], so_far: Float[Array, " d"]) -> Float[Array, " d"]:
+            share = clipped_sum(latent, weights, *take(i), bound)
+            with jax.enable_x64(True):
+                return so_far + share.astype(jnp.float64)
+
+        with jax.enable_x64(True):
+            nothing = jnp.zeros(latent.shape, jnp.float64)
+        return jax.lax.fori_loop(0, count, add, nothing)
+
+    return total
+
+
+def _slice(records: Record, start: Int[Array, ""], size: int) -> tuple[Record, Mask]:
+    """The `size` records from `start` on; at the end of the data, records before it as padding."""
+    first = jnp.minimum(start, num_rows_of(records) - size)
+    batch = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, size), records)
+    return batch, first + jnp.arange(size) < start
+
+
+def _round_up(rows: float) -> int:
+    return math.ceil(rows / _ROWS_MULTIPLE) * _ROWS_MULTIPLE

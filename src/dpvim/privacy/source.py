@@ -1,0 +1,62 @@
+"""The host's randomness of a run: which records are in a batch, and the noise of a release."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import numpy as np
+
+from dpvim.privacy.noise import RoundedGaussianNoise
+from dpvim.privacy.plan import Plan
+from dpvim.privacy.randomness import SecretStreams
+from dpvim.privacy.sampling import PoissonSampler
+
+
+class BatchNoiseSource:
+    """The host's side of a run: batches and noise for the next steps, in order.
+
+    Guarantees:
+        No noise is handed out twice: a source cannot be copied, stored, or used by a process
+        other than the one that made it.
+    """
+
+    def __init__(
+        self, plan: Plan, streams: SecretStreams, *, num_rows: int, num_released: int
+    ) -> None:
+        self._takes_all = plan.sampling_prob == 1 and not plan.num_rows_is_private
+        self.batch_size = num_rows if self._takes_all else plan.max_batch_size
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._sampler = PoissonSampler(
+            streams,
+            num_rows=num_rows,
+            sampling_prob=plan.sampling_prob,
+            max_batch_size=plan.max_batch_size,
+            shuffled=plan.num_rows_is_private,
+        )
+        self._noise = RoundedGaussianNoise(
+            streams,
+            stddev=plan.noise_stddev,
+            grid=plan.noise_grid,
+            size=num_released,
+        )
+
+    def draw(self, num_steps: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and noise of `num_steps` steps, padded with zeros to `capacity` steps."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "a run was forked: its noise would be used twice. Start it in the new process."
+            )
+        with self._lock:
+            if self._takes_all:  # every row, every step: no row numbers are needed
+                rows = np.zeros((num_steps, 0), np.int32)
+            else:
+                rows = self._sampler.draw(num_steps)
+            drawn = (rows, self._noise.draw(num_steps))
+        more = [(0, capacity - num_steps), (0, 0)]
+        return np.pad(drawn[0], more), np.pad(drawn[1], more)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a source of noise is not copied or stored: noise would be used twice.")

@@ -1,0 +1,176 @@
+"""What was released, under which guarantee: the statement that goes with a result."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from dpvim.privacy.accounting import ACCOUNTANT
+from dpvim.privacy.plan import PrivacyPlan
+from dpvim.types import Relation
+
+_RELATION_IN_WORDS = {
+    Relation.ZERO_OUT: "zero_out: one record replaced by nothing; the number of records is public",
+    Relation.ADD_OR_REMOVE: "add_or_remove: one record added or removed",
+    Relation.REPLACE_ONE: "replace_one: one record replaced by any other",
+}
+
+_ASSUMPTIONS = (
+    "Each person contributes one record.",
+    "The model, the settings and every constant used to prepare the data (bounds, levels, "
+    "standardisation, types of numbers) are public, or were paid for out of a budget of their own.",
+    "Nothing but this result leaves the computation: no losses, exact gradients or running times.",
+    "Other results from the same data add to the cost, and so does a run that was started anew.",
+)
+_STOPPED = (
+    "The run was stopped before its last step for a reason that has nothing to do with what it "
+    "had released."
+)
+_SEEDED = (
+    "FOR TESTING ONLY: the batches and the noise came from a given seed; whoever knows it can "
+    "take the noise away. There is no privacy guarantee."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivacyStatement:
+    """The guarantee of a private fit. Every field is public."""
+
+    plan: PrivacyPlan
+    delta: float
+    steps_done: int
+    released: str
+    for_testing: bool
+    epsilon: float
+
+    @property
+    def private(self) -> bool:
+        """Whether the guarantee holds: not if the random numbers came from a given seed."""
+        return not self.for_testing
+
+    @property
+    def relation(self) -> Relation:
+        return self.plan.relation
+
+    @property
+    def noise_multiplier(self) -> float:
+        return self.plan.noise_stddev / self.plan.clip_norm
+
+    @property
+    def clip_norm(self) -> float:
+        return self.plan.clip_norm
+
+    @property
+    def sampling_prob(self) -> float:
+        return self.plan.sampling_prob
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were taken."""
+        return self.steps_done
+
+    @property
+    def accountant(self) -> str:
+        return ACCOUNTANT
+
+    @classmethod
+    def of(
+        cls, plan: PrivacyPlan, *, delta: float, steps_done: int, released: str, for_testing: bool
+    ) -> PrivacyStatement:
+        """The statement of `steps_done` steps of `plan`: fewer, or more in several runs, than one
+        run of it has."""
+        return cls(
+            plan=plan,
+            delta=delta,
+            steps_done=steps_done,
+            released=released,
+            for_testing=for_testing,
+            epsilon=plan.with_steps(steps_done).epsilon(delta) if steps_done else 0.0,
+        )
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        stopped = self.steps_done < self.plan.num_steps
+        return (_SEEDED,) * self.for_testing + _ASSUMPTIONS + (_STOPPED,) * stopped
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and strings, ready for json."""
+        plan = self.plan
+        return {
+            "private": self.private,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "relation": plan.relation.value,
+            "noise_multiplier": plan.noise_multiplier,
+            "clip_norm": plan.clip_norm,
+            "noise_stddev": plan.noise_stddev,
+            "noise_grid": plan.noise_grid,
+            "sampling_prob": plan.sampling_prob,
+            "num_examples": plan.num_examples,
+            "expected_batch_size": plan.expected_batch_size,
+            "max_batch_size": plan.max_batch_size,
+            "num_steps": self.steps_done,
+            "planned_steps": plan.num_steps,
+            "accountant": ACCOUNTANT,
+            "released": self.released,
+            "assumptions": list(self.assumptions),
+            "for_testing": self.for_testing,
+        }
+
+    def __str__(self) -> str:
+        plan = self.plan
+        steps = f"{self.steps_done:,}"
+        if self.steps_done < plan.num_steps:
+            steps += f" of {plan.num_steps:,} planned (stopped early)"
+        elif self.steps_done > plan.num_steps:
+            steps += f" in several runs of at most {plan.num_steps:,}, all of them together"
+        noise = f"noise multiplier {plan.noise_multiplier:.4g}"
+        rows = [
+            ("guarantee", f"({round_up(self.epsilon)}, {self.delta:g})-differential privacy"),
+            ("neighbours", _RELATION_IN_WORDS[plan.relation]),
+            ("released", self.released),
+            ("mechanism", f"clipped sums (norm {plan.clip_norm:g}) + Gaussian noise, {noise},"),
+            ("", f"both rounded to a grid of {plan.noise_grid:.3g} and added as integers"),
+            (
+                "sampling",
+                f"each of {_count(plan)} records with probability "
+                f"{plan.sampling_prob:.4g} a step; at most {plan.max_batch_size:,} a batch",
+            ),
+            ("steps", steps),
+            ("accountant", ACCOUNTANT),
+            *(("assumes" if i == 0 else "", text) for i, text in enumerate(self.assumptions)),
+        ]
+        title = "Privacy statement" + (" -- FOR TESTING ONLY, NOT PRIVATE" * self.for_testing)
+        return "\n".join([title] + [f"  {label:<11}{text}" for label, text in rows])
+
+
+def round_up(epsilon: float, digits: int = 4) -> str:
+    """So many significant digits, never less than the number itself."""
+    if epsilon == 0:
+        return "0"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - digits + 1)
+    return f"{math.ceil(epsilon / unit) * unit:.{digits}g}"
+
+
+def _count(plan: PrivacyPlan) -> str:
+    bound = "at most " if plan.relation is Relation.ADD_OR_REMOVE else ""
+    return f"{bound}{plan.num_examples:,}"
+
+
+@dataclasses.dataclass(frozen=True)
+class NoPrivacy:
+    """Stands where a private fit has its `PrivacyStatement`."""
+
+    private = False
+    epsilon = float("inf")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for json."""
+        return {"private": False, "released": "a fit without clipping or noise"}
+
+    def __str__(self) -> str:
+        return (
+            "NOT PRIVATE\n  This fit used the data without clipping or noise. "
+            "It carries no privacy guarantee: do not publish it."
+        )

@@ -1,0 +1,287 @@
+"""Fits as files: arrays and a page of json in one archive, no code.
+
+A saved fit holds what was released (the trace, and sums of the released gradients), the plan, the
+statement, the supports of the sites and a Gaussian that stands for their prior. That is enough to
+draw from the posterior without the data and without the model's source.
+Nothing in a file is ever executed: arrays are read without pickle, names are looked up in fixed
+tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpyro.distributions import constraints
+
+from dpvim.bridge.latent_space import LatentSpace, Site
+from dpvim.files import new_file
+from dpvim.inference.families import FAMILIES, Family, FullRank, MeanField
+from dpvim.inference.release_sums import ReleaseSums
+from dpvim.inference.trace import Trace
+from dpvim.privacy.plan import NonPrivatePlan, Plan, PrivacyPlan
+from dpvim.privacy.statement import NoPrivacy, PrivacyStatement
+
+if TYPE_CHECKING:
+    from dpvim.posterior.from_releases.regression import GaussianPrior
+
+FORMAT = "dpvim fit"
+VERSION = 1
+
+# A small file could unfold to more than the memory. Traces are noise, which hardly gets smaller
+# when it is compressed; files up to the first number are read whatever they hold.
+_ALWAYS_READ = 64 * 2**20
+_MOST_EXPANSION = 50
+
+_RELEASES, _PRIOR = "releases", "prior"
+_PARAMS: dict[str, Any] = {"mean_field": MeanField, "full_rank": FullRank}
+# Supports without parameters, by the name of their class.
+_PLAIN_SUPPORTS = {
+    type(c).__name__: c
+    for c in vars(constraints).values()
+    if isinstance(c, constraints.ParameterFreeConstraint)
+}
+# Supports with bounds: the constructor and the names of its arguments.
+_BOUNDED_SUPPORTS = {
+    "_Interval": (constraints.interval, ("lower_bound", "upper_bound")),
+    "_OpenInterval": (constraints.open_interval, ("lower_bound", "upper_bound")),
+    "_GreaterThan": (constraints.greater_than, ("lower_bound",)),
+    "_GreaterThanEq": (constraints.greater_than_eq, ("lower_bound",)),
+    "_LessThan": (constraints.less_than, ("upper_bound",)),
+    "_LessThanEq": (constraints.less_than_eq, ("upper_bound",)),
+}
+
+
+class FileError(ValueError):
+    """The file is not a fit that can be read."""
+
+
+class SavedFit(NamedTuple):
+    """What a file holds; files of older versions have no releases and no prior."""
+
+    plan: Plan
+    privacy: PrivacyStatement | NoPrivacy
+    trace: Trace
+    space: LatentSpace
+    family: Family
+    releases: ReleaseSums | None = None
+    prior: GaussianPrior | None = None
+    several_modes: bool = False
+
+
+def write(path: str | Path, saved: SavedFit) -> None:
+    """Write a fit; an existing file is replaced only when the new one is complete."""
+    meta = {
+        "format": FORMAT,
+        "version": VERSION,
+        "family": saved.family.name,
+        "scale_transform": saved.family.scale_transform,
+        "several_modes": saved.several_modes,
+        "sites": [_site_to_json(site) for site in saved.space.sites],
+        "plan": _plan_to_json(saved.plan),
+        "privacy": _privacy_to_json(saved.privacy),
+    }
+    arrays = {"steps": saved.trace.steps, **saved.trace.params._asdict()}
+    for group, part in ((_RELEASES, saved.releases), (_PRIOR, saved.prior)):
+        if part is not None:
+            arrays |= {f"{group}.{name}": array for name, array in part._asdict().items()}
+    with new_file(path) as partial, zipfile.ZipFile(partial, "w") as archive:
+        _add(archive, "meta.json", json.dumps(meta, indent=1).encode())
+        for name, array in arrays.items():
+            buffer = io.BytesIO()
+            np.save(buffer, np.asarray(array), allow_pickle=False)
+            _add(archive, f"{name}.npy", buffer.getvalue())
+
+
+def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    """Add a member without the time of day: how long a run took is not released."""
+    member = zipfile.ZipInfo(name)
+    member.external_attr = 0o644 << 16
+    archive.writestr(member, content, zipfile.ZIP_DEFLATED)
+
+
+def read(path: str | Path) -> SavedFit:
+    """Read a fit, or say what is wrong with the file."""
+    from dpvim.posterior.from_releases.regression import GaussianPrior
+
+    source = Path(path)
+    if not source.exists():
+        raise FileNotFoundError(f"{source}: there is no such file.")
+    try:
+        with zipfile.ZipFile(source) as archive:
+            _check_size(source, archive)
+            if "meta.json" not in archive.namelist():
+                raise FileError(f"{source}: not a fit saved by dpvim (an archive of another kind).")
+            meta = json.loads(archive.read("meta.json"))
+            _check_version(source, meta)
+            kind = _PARAMS[meta["family"]]
+            arrays = _arrays(archive, ("steps", *kind._fields))
+            releases = _optional(archive, _RELEASES, ReleaseSums)
+            prior = _optional(archive, _PRIOR, GaussianPrior)
+        return _assemble(meta, arrays, releases, prior)
+    except FileError:
+        raise
+    except zipfile.BadZipFile as error:
+        raise FileError(
+            f"{source}: not a fit saved by dpvim, or cut short. Copy or save it again."
+        ) from error
+    except (
+        *(KeyError, ValueError, TypeError, AttributeError, EOFError, OverflowError),
+        *(zlib.error, RecursionError, NotImplementedError, RuntimeError),
+    ) as error:
+        raise FileError(
+            f"{source}: damaged or not written by dpvim ({type(error).__name__}: {error})."
+        ) from error
+
+
+def _check_size(source: Path, archive: zipfile.ZipFile) -> None:
+    """Refuse a file that would unfold to far more than it is. No member unfolds to more than the
+    archive says."""
+    total = sum(member.file_size for member in archive.infolist())
+    if total > max(_ALWAYS_READ, _MOST_EXPANSION * source.stat().st_size):
+        raise FileError(
+            f"{source}: not a fit saved by dpvim (it would unfold to {total / 2**20:,.0f} MB)."
+        )
+
+
+def _arrays(archive: zipfile.ZipFile, names: Iterable[str]) -> dict[str, np.ndarray]:
+    return {name: _array(name, archive.read(f"{name}.npy")) for name in names}
+
+
+def _array(name: str, content: bytes) -> np.ndarray:
+    """The array in a file of NumPy's, which must be as long as its header says."""
+    buffer = io.BytesIO(content)
+    read_header = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }[np.lib.format.read_magic(buffer)]
+    shape, _, dtype = read_header(buffer)
+    if math.prod(shape) * dtype.itemsize != len(content) - buffer.tell():
+        raise ValueError(f"the array {name!r} is not as long as its header says")
+    return np.load(io.BytesIO(content), allow_pickle=False)
+
+
+def _optional(archive: zipfile.ZipFile, group: str, kind: Any) -> Any:
+    """A group of arrays that a file need not have."""
+    names = [f"{group}.{field}" for field in kind._fields]
+    if f"{names[0]}.npy" not in archive.namelist():
+        return None
+    return kind(*_arrays(archive, names).values())
+
+
+def _check_version(source: Path, meta: Any) -> None:
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise FileError(f"{source}: not a fit saved by dpvim (an archive of another kind).")
+    if not isinstance(meta.get("version"), int) or meta["version"] > VERSION:
+        raise FileError(
+            f"{source}: written in version {meta.get('version')} of the format, this dpvim reads "
+            f"up to {VERSION}. Install a newer dpvim."
+        )
+
+
+def _assemble(
+    meta: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+    releases: ReleaseSums | None,
+    prior: GaussianPrior | None,
+) -> SavedFit:
+    space = LatentSpace([_site_from_json(site) for site in meta["sites"]])
+    steps = arrays.pop("steps")
+    if (
+        steps.ndim != 1
+        or steps.dtype.kind not in "iu"
+        or steps[0] < 0
+        or (np.diff(steps) <= 0).any()
+    ):
+        raise ValueError("the steps of the trace are not numbers that grow")
+    params = _PARAMS[meta["family"]](**arrays)
+    shapes = {"loc": (space.dim,), "raw_scale": (space.dim,), "raw_tril": (space.dim, space.dim)}
+    for name, array in arrays.items():
+        if array.shape != (len(steps), *shapes[name]) or array.dtype.kind != "f":
+            raise ValueError(f"the array {name!r} has shape {array.shape} and type {array.dtype}")
+    family = FAMILIES[meta["family"]](space.dim, meta["scale_transform"])
+    plan = _plan_from_json(meta["plan"])
+    privacy = _privacy_from_json(meta["privacy"], plan)
+    if isinstance(privacy, PrivacyStatement) and privacy.steps_done < steps[-1]:
+        raise ValueError(f"{steps[-1]} steps were taken, {privacy.steps_done} are accounted for")
+    if releases is not None:
+        _check_like("releases", releases, ReleaseSums.zeros(space.dim))
+        if releases.steps.sum() > steps[-1]:
+            raise ValueError(f"{steps[-1]} steps were taken, {releases.steps.sum():g} are summed")
+    if prior is not None:
+        like = type(prior)(np.zeros(space.dim), np.zeros(space.dim))
+        _check_like("prior", prior, like)
+    several_modes = bool(meta.get("several_modes", False))
+    return SavedFit(
+        plan, privacy, Trace(steps, params), space, family, releases, prior, several_modes
+    )
+
+
+def _check_like(name: str, found: Any, wanted: Any) -> None:
+    for field, array, like in zip(wanted._fields, found, wanted, strict=True):
+        if array.shape != like.shape or array.dtype.kind != "f" or not np.isfinite(array).all():
+            raise ValueError(f"the array '{name}.{field}' has shape {array.shape} or odd numbers")
+
+
+def _plan_to_json(plan: Plan) -> dict[str, Any]:
+    return {"private": isinstance(plan, PrivacyPlan), **dataclasses.asdict(plan)}
+
+
+def _plan_from_json(fields: dict[str, Any]) -> Plan:
+    fields = dict(fields)
+    return (PrivacyPlan if fields.pop("private") else NonPrivatePlan)(**fields)
+
+
+def _privacy_to_json(privacy: PrivacyStatement | NoPrivacy) -> dict[str, Any] | None:
+    if isinstance(privacy, NoPrivacy):
+        return None
+    return {
+        "delta": privacy.delta,
+        "steps_done": privacy.steps_done,
+        "released": privacy.released,
+        "for_testing": privacy.for_testing,
+    }
+
+
+def _privacy_from_json(fields: dict[str, Any] | None, plan: Plan) -> PrivacyStatement | NoPrivacy:
+    if fields is None or not isinstance(plan, PrivacyPlan):
+        return NoPrivacy()
+    # The cost is computed anew: a file cannot claim less than its plan costs.
+    return PrivacyStatement.of(plan, **fields)
+
+
+def _site_to_json(site: Site) -> dict[str, Any]:
+    support, kind = site.support, ""
+    while isinstance(support, constraints._IndependentConstraint):
+        support = support.base_constraint
+    kind = type(support).__name__
+    if kind in _PLAIN_SUPPORTS:
+        bounds = {}
+    elif kind in _BOUNDED_SUPPORTS:
+        names = _BOUNDED_SUPPORTS[kind][1]
+        bounds = {name: np.asarray(getattr(support, name)).tolist() for name in names}
+    else:
+        raise ValueError(
+            f"site {site.name!r}: a fit with the support {kind.strip('_')} cannot be saved. Write "
+            "the site as a transformation of one with a common support."
+        )
+    shapes = {"shape": list(site.shape), "raw_shape": list(site.raw_shape)}
+    return {"name": site.name, **shapes, "support": kind, "bounds": bounds}
+
+
+def _site_from_json(fields: dict[str, Any]) -> Site:
+    kind, bounds = fields["support"], fields["bounds"]
+    if kind in _PLAIN_SUPPORTS:
+        support = _PLAIN_SUPPORTS[kind]
+    else:
+        make, names = _BOUNDED_SUPPORTS[kind]
+        support = make(*(np.asarray(bounds[name], np.float32) for name in names))
+    return Site(fields["name"], tuple(fields["shape"]), tuple(fields["raw_shape"]), support)

@@ -1,0 +1,1 @@
+"""Analyses of synthetic tables, pooled by the rules for fully synthetic data."""

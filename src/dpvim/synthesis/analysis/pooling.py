@@ -1,0 +1,258 @@
+"""A generalised linear model on every synthetic data set, pooled into one table of results.
+
+>>> rng = np.random.default_rng(0)
+>>> tables = [pd.DataFrame({"x": np.arange(50.0)}) for _ in range(8)]
+>>> for table in tables:
+...     intercept, slope = rng.normal([1, 0.1], [0.5, 0.02])
+...     table["y"] = intercept + slope * table["x"] + rng.normal(size=50)
+>>> found = analyze(tables, "y ~ x", family="linear", workers=1)
+>>> found.combined.names, found.num_failed
+(('Intercept', 'x'), 0)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dpvim import _validate
+from dpvim._progress import wanted
+from dpvim.synthesis.analysis.glm import Layout, Outcome, failed
+from dpvim.synthesis.analysis.glm_workers import fit_tables
+from dpvim.synthesis.analysis.rubin import Combined, combine
+
+_FAMILIES = {
+    "gaussian": "gaussian",
+    "linear": "gaussian",
+    "binomial": "binomial",
+    "logistic": "binomial",
+    "poisson": "poisson",
+}
+_SUFFIXES = (".csv", ".csv.gz", ".parquet")
+# Tables smaller than this together are fitted in the time that another process takes to start.
+_WORTH_A_PROCESS = 50_000_000
+
+
+class FailedFitsError(RuntimeError):
+    """So many fits failed that there is nothing to pool."""
+
+
+class FailedFitsWarning(UserWarning):
+    """Some data sets could not be fitted; the results are those of the others."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Analysis:
+    """Pooled results of a model that was fitted to every synthetic data set.
+
+    Attributes:
+        combined: Estimates, standard errors, intervals and p-values.
+        formula: The model's formula.
+        family: The outcome's distribution: gaussian, binomial or poisson.
+        num_datasets: How many data sets there were.
+        failures: For each data set that is not in the results, its index and the reason.
+    """
+
+    combined: Combined
+    formula: str
+    family: str
+    num_datasets: int
+    failures: tuple[tuple[int, str], ...]
+
+    @property
+    def num_failed(self) -> int:
+        """How many data sets are not in the results."""
+        return len(self.failures)
+
+    def __str__(self) -> str:
+        lines = [f"{self.formula}  ({self.family})", str(self.combined)]
+        if self.failures:
+            lines.append(
+                f"{self.num_failed} of {self.num_datasets} data sets could not be fitted and are "
+                f"left out:\n{_reasons(self.failures)}"
+            )
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        done = self.num_datasets - self.num_failed
+        return f"<Analysis {self.formula!r}: {done} of {self.num_datasets} data sets fitted>"
+
+
+def analyze(
+    datasets: Iterable[pd.DataFrame | str | Path],
+    formula: str,
+    *,
+    family: str = "gaussian",
+    num_rows: int | None = None,
+    levels: Mapping[str, Sequence[Any]] | None = None,
+    missing: Sequence[str] | None = None,
+    level: float = 0.95,
+    progress: bool | None = None,
+    workers: int | None = None,
+) -> Analysis:
+    """Fit a generalised linear model to every synthetic data set and pool the results.
+
+    A data set is left out if its fit has no finite answer: a singular design, separation, no
+    convergence, or columns of the design that other data sets have and it does not have. How many
+    and why is a warning, part of the result, and printed with it.
+
+    Args:
+        datasets: Frames, or paths of CSV and Parquet files, which are read when their turn comes.
+        formula: As in statsmodels (patsy): ``y ~ age + C(region)``. A yes-or-no outcome may be
+            written as a condition, ``I(income == 'high') ~ age``. Rows with missing values are
+            left out.
+        family: ``gaussian`` (or ``linear``), ``binomial`` (or ``logistic``), ``poisson``; each
+            with its canonical link.
+        num_rows: Rows of the original data, used where a variance comes out negative.
+        levels: By column, the levels it can have. Without them a column of text has those that
+            a data set happens to hold, and the first one in order is the reference. An outcome
+            with two levels counts as 0 and 1.
+        missing: Texts that stand for missing values in CSV files; default those pandas knows.
+        level: Level of the intervals.
+        progress: Whether to show a bar; unless told, if standard error is a terminal.
+        workers: Number of processes. Unless told, one for each core if the data sets are large
+            enough for that to pay, else this process alone.
+    """
+    canonical = _FAMILIES[_validate.one_of("family", family, _FAMILIES)]
+    if not isinstance(formula, str) or "~" not in formula:
+        raise ValueError(
+            f"formula: expected an outcome and covariates, as in 'y ~ age', got {formula!r}."
+        )
+    _validate.open_unit("level", level)
+    if num_rows is not None:
+        _validate.positive_int("num_rows", num_rows)
+    if workers is not None:
+        _validate.positive_int("workers", workers)
+    tables = _read_datasets(datasets)
+    bar = Progress(
+        TextColumn("analyzing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("data sets"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not wanted(progress),
+    )
+    with bar:
+        task = bar.add_task("analyzing", total=len(tables))
+        outcomes = fit_tables(
+            tables,
+            formula,
+            canonical,
+            Layout(levels=_read_levels(levels), missing=None if missing is None else list(missing)),
+            workers=workers or _default_workers(tables),
+            done=lambda: bar.advance(task),
+        )
+    outcomes = _with_equal_designs(outcomes)
+    failures = tuple((i, o["failure"]) for i, o in enumerate(outcomes) if o["failure"])
+    fitted = [outcome for outcome in outcomes if not outcome["failure"]]
+    if len(fitted) < 2:
+        raise FailedFitsError(
+            f"expected fits of at least 2 data sets, got {len(fitted)} of {len(outcomes)}; the "
+            f"others failed:\n{_reasons(failures)}"
+        )
+    if failures:
+        warnings.warn(
+            f"{len(failures)} of {len(outcomes)} data sets could not be fitted and are left out:\n"
+            f"{_reasons(failures)}",
+            FailedFitsWarning,
+            stacklevel=2,
+        )
+    # The harmonic mean: a variance goes with one over the number of rows.
+    rows = len(fitted) / sum(1 / outcome["num_rows"] for outcome in fitted)
+    combined = combine(
+        np.stack([outcome["params"] for outcome in fitted]),
+        np.stack([outcome["covariance"] for outcome in fitted]),
+        num_rows=num_rows,
+        num_synthetic_rows=None if num_rows is None else rows,
+        names=fitted[0]["names"],
+        level=level,
+    )
+    return Analysis(combined, formula, canonical, len(outcomes), failures)
+
+
+def _with_equal_designs(outcomes: list[Outcome]) -> list[Outcome]:
+    """Fits without a column that others have are failures: they answer another question."""
+    names = list(dict.fromkeys(name for outcome in outcomes for name in outcome["names"]))
+
+    def checked(outcome: Outcome) -> Outcome:
+        if outcome["failure"]:
+            return outcome
+        missing = [name for name in names if name not in outcome["names"]]
+        if missing:
+            return failed(f"columns missing in its design: {', '.join(missing)} (see levels)")
+        order = [outcome["names"].index(name) for name in names]
+        return Outcome(
+            failure="",
+            names=names,
+            params=outcome["params"][order],
+            covariance=outcome["covariance"][np.ix_(order, order)],
+            num_rows=outcome["num_rows"],
+        )
+
+    return [checked(outcome) for outcome in outcomes]
+
+
+def _read_datasets(datasets: Iterable[pd.DataFrame | str | Path]) -> list[pd.DataFrame | str]:
+    if isinstance(datasets, pd.DataFrame | str | Path):
+        raise TypeError(
+            "datasets: expected several frames or paths, got a single "
+            f"{type(datasets).__name__}. Give a list of at least 2."
+        )
+    tables: list[pd.DataFrame | str] = []
+    for index, dataset in enumerate(datasets):
+        if isinstance(dataset, pd.DataFrame):
+            tables.append(dataset)
+        elif not isinstance(dataset, str | Path):
+            raise TypeError(
+                f"datasets: expected frames or paths, got {type(dataset).__name__} at {index}."
+            )
+        elif not str(dataset).endswith(_SUFFIXES):
+            raise ValueError(
+                f"datasets: expected files that end in {', '.join(_SUFFIXES)}, got "
+                f"{str(dataset)!r}."
+            )
+        elif not Path(dataset).is_file():
+            raise FileNotFoundError(f"datasets: there is no file {str(dataset)!r}.")
+        else:
+            tables.append(str(dataset))
+    if len(tables) < 2:
+        raise ValueError(
+            f"datasets: expected at least 2, got {len(tables)}. One synthetic data set does not "
+            "show how estimates vary between data sets. Generate more."
+        )
+    return tables
+
+
+def _read_levels(levels: Mapping[str, Sequence[Any]] | None) -> dict[str, list[Any]]:
+    read = {}
+    for column, values in (levels or {}).items():
+        if isinstance(values, str) or len(set(values)) != len(list(values)) or len(values) == 0:
+            raise ValueError(
+                f"levels: expected a list of different values for {column!r}, got {values!r}."
+            )
+        read[column] = list(values)
+    return read
+
+
+def _default_workers(tables: Sequence[pd.DataFrame | str]) -> int:
+    size = sum(
+        os.stat(table).st_size if isinstance(table, str) else table.memory_usage(index=False).sum()
+        for table in tables
+    )
+    return min(os.cpu_count() or 1, len(tables)) if size > _WORTH_A_PROCESS else 1
+
+
+def _reasons(failures: Sequence[tuple[int, str]]) -> str:
+    counts = Counter(reason for _, reason in failures)
+    return "\n".join(f"  {count} x {reason}" for reason, count in counts.most_common())

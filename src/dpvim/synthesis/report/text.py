@@ -1,0 +1,206 @@
+"""What a report says in plain words: the guarantee, what a twin is good for, how the run went."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
+
+from dpvim.models.mixture import Mixture
+from dpvim.posterior.posterior import Posterior
+from dpvim.privacy.statement import NoPrivacy, PrivacyStatement
+from dpvim.synthesis.schema import AnyColumn, Levelled, Real
+from dpvim.synthesis.twin import Twin
+from dpvim.types import Relation
+
+_MOST_LEVELS = 12
+# A guarantee that allows larger ratios than this is hardly one.
+_WEAK_RATIO = 25.0
+_SPOKEN = {"logistic": "logistic", "poisson": "Poisson", "linear": "linear"}
+_NEIGHBOUR = {
+    Relation.ZERO_OUT: "with that person's record replaced by nothing",
+    Relation.ADD_OR_REMOVE: "without that person's record",
+    Relation.REPLACE_ONE: "with any other record in the place of that person's",
+}
+_PUBLIC_ROWS = {
+    Relation.ZERO_OUT: "The number of rows is public; the guarantee does not hide it.",
+    Relation.ADD_OR_REMOVE: "The number of rows is protected; only a bound on it is public.",
+    Relation.REPLACE_ONE: "The number of rows is public; the guarantee does not hide it.",
+}
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A guarantee in words.
+
+    Attributes:
+        short: One line.
+        sentences: What it means.
+        assumptions: What it rests on.
+        full: The statement as it is printed elsewhere.
+    """
+
+    short: str
+    sentences: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    full: str
+
+
+def promise(privacy: PrivacyStatement | NoPrivacy) -> Promise:
+    """What the guarantee means to a person whose record is in the table."""
+    full = str(privacy)
+    if isinstance(privacy, NoPrivacy):
+        short = "NOT PRIVATE: no guarantee"
+        return Promise(short, ("The model was fitted without clipping or noise.",), (), full)
+    epsilon, delta = _up(privacy.epsilon), _up(privacy.delta, 2)
+    if not privacy.private:
+        sentences = (
+            "The batches and the noise came from a given seed: whoever knows it can take the noise "
+            "away. The numbers below would hold with random numbers that nobody knows.",
+            f"The plan was for epsilon = {epsilon}, delta = {delta}.",
+        )
+        return Promise("NOT PRIVATE: for tests only", sentences, privacy.assumptions, full)
+    ratio = math.exp(min(privacy.epsilon, 700.0))
+    neighbour = _NEIGHBOUR[privacy.relation]
+    meaning: tuple[str, ...] = (
+        f"Take any person, and anything that somebody might see in the twin, in the posterior or "
+        f"in tables drawn from them. Its probability is at most {_up(ratio)} times what it would "
+        f"be {neighbour}, plus {delta}; and the other way round. That is epsilon = {epsilon} and "
+        f"delta = {delta}: the factor is e to the epsilon.",
+        f"Put differently: let a coin decide between the table as it is and the table {neighbour}. "
+        f"Whoever sees the twin and guesses which of the two it was, knowing all other records, is "
+        f"right in at most {_up(100 * _guessing(privacy.epsilon, privacy.delta))} of 100 cases. "
+        "Without looking it would be 50.",
+        _PUBLIC_ROWS[privacy.relation],
+        "It holds for everything that is made from the twin, also for tables drawn later, and "
+        "cannot be used up by looking at them.",
+        "It is about single records. What holds for the whole population, or for a large group, "
+        "can be learnt from the twin; that is what it is for.",
+    )
+    if ratio > _WEAK_RATIO:
+        meaning += (f"A factor of {_up(ratio)} is large: this guarantee is a weak one.",)
+    short = f"({epsilon}, {delta})-differential privacy"
+    return Promise(short, meaning, privacy.assumptions, full)
+
+
+def good_for(twin: Twin) -> list[str]:
+    """Analyses that the model contains."""
+    uses = ["The distribution of each column, within the spread that the pictures show."]
+    model = twin.model
+    if isinstance(model, Mixture):
+        uses.append(
+            f"How columns go together, as far as {model.num_components} groups of records can "
+            "express it: within a group the model has the columns independent of each other."
+        )
+        if model.response is not None:
+            name, kind = model.response
+            uses.append(
+                f"The {_SPOKEN[kind]} regression of {name!r} on all other columns: a coefficient "
+                "for each number and for each level but the first."
+            )
+    else:
+        uses.append("What the model expresses, which was the maker's own: ask them.")
+    uses.append(
+        "Writing and testing a program before it runs on the original, and teaching: names, types, "
+        "levels and bounds are those of the original."
+    )
+    return uses
+
+
+def not_good_for(twin: Twin) -> list[str]:
+    """What a reader might try and should not."""
+    limits = [
+        "Single records. No row stands for a person, and a row that equals a person's is chance.",
+        "Rare subgroups. The noise hides what a few records say, and a group that is small within "
+        "the whole table may be missing, too large or like the others.",
+        "Tests, intervals or p-values from one table as if it were real. They know nothing of the "
+        "model's uncertainty: pool several tables, as below.",
+        "Values beyond the declared bounds, and levels that were not declared. They were mapped "
+        "before the model saw them.",
+    ]
+    model = twin.model
+    if isinstance(model, Mixture):
+        if model.response is not None:
+            limits.append(
+                f"Interactions and curved effects in the regression of {model.response.name!r}. "
+                "The model has none, so the twin has none, whatever the original has."
+            )
+        limits.append(
+            "Relations of three and more columns, and sharp ones of two (one column computed from "
+            "another, impossible combinations). The groups of the model blur them."
+        )
+    limits.append("Questions on columns that are not in the list, or on ties between records.")
+    return limits
+
+
+def convergence(posterior: Posterior, most: int = 12) -> tuple[bool, str]:
+    """Whether the run settled, and what that means for intervals."""
+    left, total = posterior.not_converged, posterior.loc.size
+    if not left:
+        return True, (
+            f"All {total:,} parameters have settled: the end of the run is long enough to tell how "
+            "far the noise moved them, and that is part of the spread between tables."
+        )
+    shown = ", ".join(left[:most]) + (f" and {len(left) - most:,} more" * (len(left) > most))
+    return False, (
+        f"{len(left):,} of {total:,} parameters have not settled: the run was too short, or still "
+        "on its way, to tell how far noise has moved them. The tables may be off by more than "
+        "their spread shows, and intervals for what depends on these parameters may be too "
+        f"narrow. Not settled: {shown}."
+    )
+
+
+def values_of(column: AnyColumn) -> str:
+    """Levels or bounds of a column."""
+    gaps = "; may be missing" if column.nullable else ""
+    if isinstance(column, Levelled):
+        shown = ", ".join(map(str, column.levels[:_MOST_LEVELS]))
+        rest = len(column.levels) - _MOST_LEVELS
+        return shown + (f" and {rest} more" if rest > 0 else "") + gaps
+    lower, upper = column.bounds
+    scale = ", logarithmic" if isinstance(column, Real) and column.scale == "log" else ""
+    return f"{lower:,.12g} to {upper:,.12g}{scale}{gaps}"
+
+
+def outside_of(column: AnyColumn) -> str:
+    """What became of values that are not declared."""
+    if column.outside == "clamp":
+        return "nearest bound"
+    return "missing" if column.outside == "missing" else str(column.outside)
+
+
+def _guessing(epsilon: float, delta: float) -> float:
+    """Largest probability of telling two neighbours apart, each with probability one half.
+
+    The hockey-stick bound in both directions gives (e^epsilon + delta) / (e^epsilon + 1).
+    """
+    return min(1.0, (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon)))
+
+
+def _up(number: float, digits: int = 3) -> str:
+    """A number of so many digits, never smaller than it is.
+
+    >>> _up(0.99985), _up(2.7183), _up(4.951e-6, 2), _up(1234.5), _up(0.3)
+    ('1', '2.72', '5e-06', '1,240', '0.3')
+    """
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(number)))
+    return f"{float(rounded):,.0f}" if rounded >= 1000 else f"{float(rounded):g}"
+
+
+def rows_of(twin: Twin) -> str:
+    """What is publicly known of the original's size."""
+    privacy = twin.privacy
+    is_bound = isinstance(privacy, PrivacyStatement) and privacy.relation is Relation.ADD_OR_REMOVE
+    return f"at most {twin.num_rows:,}" if is_bound else f"{twin.num_rows:,}"
+
+
+def model_of_twin(twin: Twin) -> str:
+    """What kind of model the twin was drawn from."""
+    size = f"{twin.fit.family.dim:,} parameters"
+    if not isinstance(twin.model, Mixture):
+        return f"the maker's own, {size}"
+    text = f"a mixture of {twin.model.num_components} components, {size}"
+    if twin.model.response is None:
+        return text
+    name, kind = twin.model.response
+    return f"{text}, with a {_SPOKEN[kind]} regression of {name} on the others"
