@@ -22,13 +22,15 @@ os.environ.setdefault(
 os.environ["DPVIM_CACHE"] = tempfile.mkdtemp()  # plans are not known from another day
 
 import jax
-import optax
 import pandas as pd
 from speed import mixture, ready_made_logistic
 
 import dpvim
 from dpvim import fitting
+from dpvim.bridge.data import prepare
 from dpvim.inference.monitor import UNMONITORED
+from dpvim.options import FitOptions
+from dpvim.prepared import PreparedFit
 
 RESULTS = Path(__file__).parent / "results"
 # A model with data, steps of a fit, and how many fits.
@@ -56,22 +58,15 @@ def many() -> pd.DataFrame:
             clip_norm=2.0,
             noise_multiplier=10.0,
         )
-        svi = dpvim.DPSVI(model, "mean_field", optax.adam(1e-3), plan)
+        inputs = prepare(data, {})
+        prepared = PreparedFit(model, plan, FitOptions(), inputs)
 
         def fits(number: int) -> tuple[float, float]:
             """Seconds that so many fits take as `fit_many` takes them, when all is compiled."""
-            keys = list(jax.random.split(jax.random.key(0), number))
 
             def run() -> None:
-                calls = svi.run_each(  # noqa: B023
-                    keys,
-                    [None] * number,
-                    *data,  # noqa: B023
-                    init_params=[None] * number,
-                    trace_every=None,
-                    monitor=UNMONITORED,
-                )
-                fitting.in_parallel(calls)
+                each = [FitOptions()] * number
+                fitting.in_parallel(fitting.programs(prepared, each, inputs, UNMONITORED))  # noqa: B023
 
             run()
             return seconds(run)

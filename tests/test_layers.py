@@ -15,13 +15,13 @@ ROOT = Path(dpvim.__file__).parent
 # From the ground up: packages, and modules that lie at the top. Those in one row may import each
 # other.
 LAYERS = [
-    {"_validate", "types", "_compile", "_progress", "files", "cache"},
+    {"_validate", "types", "_compile", "_extras", "_progress", "files", "cache"},
     {"privacy"},
     {"inference"},
     {"bridge"},
     {"posterior", "models"},
     {"serialization", "plots"},
-    {"svi", "result", "fitting"},
+    {"options", "prepared", "svi", "result", "fitting"},
     {"synthesis"},
     {"experiments", "audit"},
     {"cli", "__main__"},

@@ -243,7 +243,8 @@ def test_continuing_with_a_seed_never_uses_noise_twice(monkeypatch):
             places.append((start_step, run))
             super().__init__(seed, start_step=start_step, run=run)
 
-    monkeypatch.setattr("dpvim.svi.SecretStreams", Spy)
+    for module in ("svi", "prepared"):
+        monkeypatch.setattr(f"dpvim.{module}.SecretStreams", Spy)
     svi = svi_of(seed=1)
     first = svi.run(jax.random.key(0), 10, X, Y, progress_bar=False)
     second = svi.run(jax.random.key(0), 10, X, Y, init_state=first.state, progress_bar=False)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpvim.bridge.data import public
 from dpvim.fitting import fit, fit_many, fit_nonprivate
-from dpvim.inference.families import FAMILIES
+from dpvim.inference.families import FAMILIES, family
 from dpvim.inference.trace import Trace
 from dpvim.inference.variants import VARIANTS
 from dpvim.posterior.from_trace import DivergedError
@@ -59,6 +59,7 @@ __all__ = [
     "analyze",
     "audit",
     "combine",
+    "family",
     "fit",
     "fit_many",
     "fit_nonprivate",
@@ -74,8 +75,8 @@ _LATER = {
     "Schema": "synthesis.schema",
     "Twin": "synthesis.twin",
     "TwinModel": "synthesis.twin",
-    "analyze": "synthesis.analysis",
-    "combine": "synthesis.rubin",
+    "analyze": "synthesis.analysis.pooling",
+    "combine": "synthesis.analysis.rubin",
     "read_table": "synthesis.tables",
     "synthesize": "synthesis.twin",
 }

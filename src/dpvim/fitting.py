@@ -3,81 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
-import optax
+import numpy as np
 
 from dpvim import _validate
 from dpvim._compile import single_precision
 from dpvim._progress import wanted
-from dpvim.bridge.data import prepare
-from dpvim.bridge.guides import family_name
+from dpvim.bridge.data import ModelInput, prepare
 from dpvim.bridge.model import bridge
-from dpvim.inference.families import FAMILIES
-from dpvim.inference.monitor import monitoring
-from dpvim.inference.variants import make_variant
-from dpvim.privacy.plan import (
-    NonPrivatePlan,
-    Plan,
-    PrivacyPlan,
-    check_sampling_prob,
-    default_sampling_prob,
-    resolve_num_steps,
-    warn_if_delta_large,
-)
-from dpvim.privacy.randomness import fresh_key
+from dpvim.inference.loop import runs_per_program
+from dpvim.inference.monitor import RunMonitor, monitoring
+from dpvim.options import Budget, FitOptions, RunLength, take
+from dpvim.prepared import PreparedFit, RunResult
+from dpvim.privacy.plan import Plan
+from dpvim.privacy.randomness import SecretStreams, fresh_key
+from dpvim.privacy.steps import StepCounter, origin_of
 from dpvim.result import Fit, Session
-from dpvim.svi import DPSVI, RunResult
-from dpvim.types import Relation
+from dpvim.svi import warn_of_seed
+from dpvim.types import Origin
+
+Model = Callable[..., Any]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Settings:
-    """How to optimise: what private and non-private fits have in common."""
-
-    variant: str
-    family: Any
-    optimizer: optax.GradientTransformation | None
-    learning_rate: float
-    init_scale: float
-    init_params: dict[str, Any] | None
-    scale_transform: str
-    probe_width: float | Literal["auto"]
-    trace_every: int | None
-    seed: int | None
-    progress: bool | None
-
-
-def fit(
-    model: Callable[..., Any],
-    *data: Any,
-    delta: float,
-    epsilon: float | None = None,
-    noise_multiplier: float | None = None,
-    variant: str = "aligned",
-    family: Any = "mean_field",
-    clip_norm: float = 1.0,
-    sampling_prob: float | None = None,
-    num_steps: int | None = None,
-    num_epochs: float | None = None,
-    num_examples: int | None = None,
-    relation: str = Relation.ZERO_OUT,
-    optimizer: optax.GradientTransformation | None = None,
-    learning_rate: float = 1e-3,
-    init_scale: float = 0.1,
-    init_params: dict[str, Any] | None = None,
-    scale_transform: str = "softplus",
-    probe_width: float | Literal["auto"] = "auto",
-    trace_every: int | None = None,
-    seed: int | None = None,
-    progress: bool | None = None,
-    **keyword_data: Any,
-) -> Fit:
+def fit(model: Model, *data: Any, **options: Any) -> Fit:
     r"""Fit a NumPyro model to records under (epsilon, delta)-differential privacy.
 
     Args:
@@ -88,8 +43,9 @@ def fit(
             are public constants; anything else that is public is declared: `dpvim.public(value)`.
         epsilon, delta: The budget. Or give `noise_multiplier`, and epsilon is reported.
         variant: ``aligned``, ``vanilla``, ``natural``, ``preconditioned``, ``aligned_natural``.
-        family: ``mean_field``, ``full_rank``, or NumPyro's AutoDiagonalNormal or
-            AutoMultivariateNormal.
+        family: ``mean_field``, ``full_rank``, ``block_diagonal`` (full-rank within a site),
+            ``low_rank``, ``flow`` (needs flowjax); `dpvim.family` for one with options; or
+            NumPyro's AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal.
         clip_norm: Largest norm C of one record's gradient; must not be taken from the data. Longer
             ones are shortened, a bias that no interval shows: choose one that few records reach.
         sampling_prob: Probability q that a record is in a batch. Default: about 2^19 / d records,
@@ -117,86 +73,23 @@ def fit(
     Raises:
         ValueError, TypeError: Before any budget is spent, for input that cannot be used.
     """
-    make_plan = _private_plan(
-        delta=delta,
-        epsilon=epsilon,
-        noise_multiplier=noise_multiplier,
-        clip_norm=clip_norm,
-        sampling_prob=sampling_prob,
-        num_steps=num_steps,
-        num_epochs=num_epochs,
-        num_examples=num_examples,
-        relation=relation,
-    )
-    settings = _Settings(
-        variant=variant,
-        family=family,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        init_scale=init_scale,
-        init_params=init_params,
-        scale_transform=scale_transform,
-        probe_width=probe_width,
-        trace_every=trace_every,
-        seed=seed,
-        progress=progress,
-    )
-    call = _Call(make_plan, settings)
-    return _fit_all(model, data, keyword_data, [call], delta=delta)[0]
+    call = _Call(take(Budget, options), take(FitOptions, options))
+    return _fit_all(model, data, options, [call])[0]
 
 
-def fit_nonprivate(
-    model: Callable[..., Any],
-    *data: Any,
-    variant: str = "aligned",
-    family: Any = "mean_field",
-    sampling_prob: float | None = None,
-    num_steps: int | None = None,
-    num_epochs: float | None = None,
-    optimizer: optax.GradientTransformation | None = None,
-    learning_rate: float = 1e-3,
-    init_scale: float = 0.1,
-    init_params: dict[str, Any] | None = None,
-    scale_transform: str = "softplus",
-    probe_width: float | Literal["auto"] = 1.0,
-    trace_every: int | None = None,
-    seed: int | None = None,
-    progress: bool | None = None,
-    **keyword_data: Any,
-) -> Fit:
-    """The same optimisation without clip and noise: a baseline, NOT PRIVATE.
+def fit_nonprivate(model: Model, *data: Any, **options: Any) -> Fit:
+    """Fit by the same optimisation without clip and noise: a baseline, NOT PRIVATE.
 
     The arguments are those of `fit`, without the ones that are a matter of privacy; gradients are
     taken where the approximation is (``probe_width=1``) unless told.
     """
-
-    def make_plan(num_rows: int, dim: int) -> NonPrivatePlan:
-        length = _length(num_rows, dim, sampling_prob, num_steps, num_epochs)
-        return NonPrivatePlan(num_examples=num_rows, **length)
-
-    settings = _Settings(
-        variant=variant,
-        family=family,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        init_scale=init_scale,
-        init_params=init_params,
-        scale_transform=scale_transform,
-        probe_width=probe_width,
-        trace_every=trace_every,
-        seed=seed,
-        progress=progress,
-    )
-    call = _Call(make_plan, settings)
-    return _fit_all(model, data, keyword_data, [call], delta=None)[0]
+    options = {"probe_width": 1.0, **options}
+    call = _Call(take(RunLength, options), take(FitOptions, options))
+    return _fit_all(model, data, options, [call])[0]
 
 
 def fit_many(
-    model: Callable[..., Any],
-    *data: Any,
-    each: Sequence[Mapping[str, Any]],
-    delta: float,
-    **options: Any,
+    model: Model, *data: Any, each: Sequence[Mapping[str, Any]], delta: float, **options: Any
 ) -> list[Fit]:
     """Many fits of one model to the same records: for experiments, on all cores.
 
@@ -218,169 +111,145 @@ def fit_many(
     """
     if not each:
         raise ValueError("each: expected at least one fit, got an empty list.")
-    signature = inspect.signature(fit)
     calls = []
     for own in each:
         for name in own:
             _validate.one_of("each", name, _PARTICULAR)
             if name in options:
                 raise ValueError(f"{name}: expected in `each` or for all fits, got both.")
-        bound = signature.bind(model, *data, delta=delta, **options, **own)
-        bound.apply_defaults()
-        given = bound.arguments
-        budget = {name: given[name] for name in inspect.signature(_private_plan).parameters}
-        settings = {field.name: given[field.name] for field in dataclasses.fields(_Settings)}
-        calls.append(_Call(_private_plan(**budget), _Settings(**settings)))
-    return _fit_all(model, data, given["keyword_data"], calls, delta=delta)
+        keyword_data = {"delta": delta, **options, **own}
+        calls.append(_Call(take(Budget, keyword_data), take(FitOptions, keyword_data)))
+    return _fit_all(model, data, keyword_data, calls)
 
 
 _PARTICULAR = ("epsilon", "noise_multiplier", "seed", "init_params")
 
 
+def _show_options(function: Any, *kinds: Any) -> None:
+    """Let `help` and editors see the options that a function takes by keyword."""
+    inspected = inspect.Parameter
+    shown = [
+        inspected("model", inspected.POSITIONAL_ONLY, annotation="Callable[..., Any]"),
+        inspected("data", inspected.VAR_POSITIONAL, annotation="Any"),
+    ]
+    for field in (field for kind in kinds for field in dataclasses.fields(kind)):
+        required = field.default is dataclasses.MISSING
+        default = inspected.empty if required else field.default
+        shown.append(
+            inspected(field.name, inspected.KEYWORD_ONLY, default=default, annotation=field.type)
+        )
+    shown.append(inspected("keyword_data", inspected.VAR_KEYWORD, annotation="Any"))
+    function.__signature__ = inspect.Signature(shown, return_annotation="Fit")
+
+
+_show_options(fit, Budget, FitOptions)
+_show_options(fit_nonprivate, RunLength, FitOptions)
+
+
 class _Call(NamedTuple):
     """One fit that was asked for."""
 
-    make_plan: Callable[[int, int], Plan]
-    settings: _Settings
+    length: RunLength
+    options: FitOptions
 
-
-def _private_plan(
-    *,
-    delta: float,
-    epsilon: float | None,
-    noise_multiplier: float | None,
-    clip_norm: float,
-    sampling_prob: float | None,
-    num_steps: int | None,
-    num_epochs: float | None,
-    num_examples: int | None,
-    relation: str,
-) -> Callable[[int, int], PrivacyPlan]:
-    """What makes the plan once rows and dimension are known; the rest is checked here."""
-    delta = _validate.open_unit("delta", delta, hint="A common choice is 1/(10 N).")
-    _check_budget(epsilon, noise_multiplier)
-    relation = Relation(_validate.one_of("relation", relation, [r.value for r in Relation]))
-    if num_examples is None and relation is Relation.ADD_OR_REMOVE:
-        raise ValueError(
-            "num_examples: expected with relation='add_or_remove', where the number of records "
-            "is private. Declare a public bound on it."
-        )
-
-    def make_plan(num_rows: int, dim: int) -> PrivacyPlan:
-        rows = num_rows if num_examples is None else num_examples
-        plan = PrivacyPlan(
-            num_examples=rows,
-            clip_norm=clip_norm,
-            relation=relation,
-            noise_multiplier=noise_multiplier,
-            **_length(rows, dim, sampling_prob, num_steps, num_epochs),
-        )
-        if epsilon is None:
-            warn_if_delta_large(delta, rows)
-            plan.epsilon(delta)  # an accountant that fails should do so before the run
-            return plan
-        return plan.calibrate(epsilon=epsilon, delta=delta)
-
-    return make_plan
+    @property
+    def delta(self) -> float | None:
+        return self.length.delta if isinstance(self.length, Budget) else None
 
 
 @single_precision
 def _fit_all(
-    model: Callable[..., Any],
-    data: tuple[Any, ...],
-    keyword_data: dict[str, Any],
-    calls: list[_Call],
-    *,
-    delta: float | None,
+    model: Model, data: tuple[Any, ...], keyword_data: dict[str, Any], calls: list[_Call]
 ) -> list[Fit]:
-    """Check everything, make the plans, take the steps."""
-    shared = calls[0].settings  # but for seeds and initial values
-    optimizer = shared.optimizer
-    if optimizer is None:
-        optimizer = optax.adam(_validate.positive("learning_rate", shared.learning_rate))
-    # Names are checked before the data are looked at: a misspelt one should not cost minutes.
-    make_variant(shared.variant, FAMILIES[family_name(shared.family)](1, shared.scale_transform))
+    """Check everything, make the plans, take the steps.
+
+    The calls share everything but seeds, initial values and noise.
+    """
     inputs = prepare(data, keyword_data)
     bridged = bridge(model, inputs)
-    plans = [call.make_plan(inputs.num_rows, bridged.problem.dim) for call in calls]
-    progress = wanted(shared.progress)
+    plans = [call.length.plan(inputs.num_rows, bridged.problem.dim) for call in calls]
+    found: dict[int, Fit] = {}
+    progress = wanted(calls[0].options.progress)
     with monitoring(sum(plan.num_steps for plan in plans), progress=progress) as monitor:
-        groups = []
+        todo: list[Callable[[], list[RunResult]]] = []
+        owners: list[tuple[int, PreparedFit]] = []
         for plan in dict.fromkeys(plans):
             members = [i for i, other in enumerate(plans) if other == plan]
-            own = [calls[i].settings for i in members]
-            svi = DPSVI(
-                model,
-                shared.family,
-                optimizer,
-                plan,
-                variant=shared.variant,
-                scale_transform=shared.scale_transform,
-                init_scale=shared.init_scale,
-                probe_width=shared.probe_width,
-                seed=next((s.seed for s in own if s.seed is not None), None),
-            )
-            svi.adopt(bridged, inputs)
-            runs = svi.run_each(
-                [fresh_key() if s.seed is None else jax.random.key(s.seed) for s in own],
-                [s.seed for s in own],
-                *data,
-                init_params=[s.init_params for s in own],
-                trace_every=shared.trace_every,
-                monitor=monitor,
-                **keyword_data,
-            )
-            groups.append((svi, members, runs))
-        results = in_parallel([run for *_, runs in groups for run in runs])
-    whose = [(svi, i) for svi, members, _ in groups for i in members]
-    found = {}
-    for (svi, i), result in zip(whose, results, strict=True):
-        machine = svi.for_run(calls[i].settings.seed, result.state)
-        found[i] = Fit(
-            machine.plan,
-            machine.privacy(result.state, delta=delta),
-            result.trace,
-            bridged.space,
-            machine.family,
-            releases=result.releases,
-            several_modes=bridged.several_modes,
-            session=Session(machine, result.state),
-        )
+            options = [calls[i].options for i in members]
+            _warn_once_of_seeds(plan, options)
+            prepared = PreparedFit(model, plan, options[0], inputs, bridged)
+            todo += programs(prepared, options, inputs, monitor)
+            owners += [(i, prepared) for i in members]
+        results = in_parallel(todo)
+    for (i, prepared), result in zip(owners, results, strict=True):
+        found[i] = _as_fit(prepared, calls[i], result)
     return [found[i] for i in range(len(calls))]
 
 
-def in_parallel(runs: list[Callable[[], list[RunResult]]]) -> list[RunResult]:
+def _warn_once_of_seeds(plan: Plan, options: list[FitOptions]) -> None:
+    seed = next((each.seed for each in options if each.seed is not None), None)
+    warn_of_seed(plan, seed, stacklevel=6)
+
+
+def programs(
+    prepared: PreparedFit, options: list[FitOptions], inputs: ModelInput, monitor: RunMonitor
+) -> list[Callable[[], list[RunResult]]]:
+    """All of the plan's steps for each of several runs, in calls that may be made in parallel.
+
+    Every call takes some of the runs, as one vectorised program, and together they take all of
+    them in order.
+    """
+    num_steps = prepared.plan.num_steps
+    most = runs_per_program(prepared.engine)
+    # At least a call for each core, of about the same size: two sizes are compiled at most.
+    num_calls = min(len(options), max(os.cpu_count() or 1, -(-len(options) // most)))
+    calls: list[Callable[[], list[RunResult]]] = []
+    for members in np.array_split(np.arange(len(options)), num_calls):
+        own = [options[i] for i in members]
+        calls.append(
+            functools.partial(
+                prepared.run,
+                [_initial_state(prepared, each) for each in own],
+                inputs.records,
+                streams=[SecretStreams(each.seed) for each in own],
+                num_steps=num_steps,
+                trace_every=prepared.trace_every(options[0].trace_every, num_steps),
+                monitor=monitor,
+            )
+        )
+    return calls
+
+
+def _initial_state(prepared: PreparedFit, options: FitOptions) -> Any:
+    key = fresh_key() if options.seed is None else jax.random.key(options.seed)
+    return prepared.init(key, origin_of(prepared.plan, options.seed), options.init_params)
+
+
+def in_parallel(calls: list[Callable[[], list[RunResult]]]) -> list[RunResult]:
     """The results of all calls, in order."""
-    if len(runs) == 1:
-        return runs[0]()
+    if len(calls) == 1:
+        return calls[0]()
     with ThreadPoolExecutor(os.cpu_count(), "dpvim-fit") as cores:
-        parts = [cores.submit(run) for run in runs]
+        parts = [cores.submit(call) for call in calls]
         return [result for part in parts for result in part.result()]
 
 
-def _length(
-    num_examples: int,
-    dim: int,
-    sampling_prob: float | None,
-    num_steps: int | None,
-    num_epochs: float | None,
-) -> dict[str, Any]:
-    """Sampling probability and number of steps, by the default rules where not given."""
-    if sampling_prob is None:
-        sampling_prob = default_sampling_prob(num_examples=num_examples, dim=dim)
-    sampling_prob = check_sampling_prob(sampling_prob)
-    steps = resolve_num_steps(
-        num_steps=num_steps, num_epochs=num_epochs, sampling_prob=sampling_prob
+def _as_fit(prepared: PreparedFit, call: _Call, result: RunResult) -> Fit:
+    seed, step = call.options.seed, int(result.state.step)
+    counter = StepCounter(prepared.plan, origin_of(prepared.plan, seed), taken=step)
+    privacy = counter.statement(
+        delta=call.delta,
+        step=step,
+        origin=Origin(int(result.state.origin)),
+        released=prepared.released,
     )
-    return {"sampling_prob": sampling_prob, "num_steps": steps}
-
-
-def _check_budget(epsilon: float | None, noise_multiplier: float | None) -> None:
-    if (epsilon is None) == (noise_multiplier is None):
-        given = "neither" if epsilon is None else f"both ({epsilon} and {noise_multiplier})"
-        raise ValueError(
-            f"epsilon and noise_multiplier: expected one of them, got {given}. With epsilon the "
-            "noise is calibrated; with noise_multiplier epsilon is reported."
-        )
-    if epsilon is not None:
-        _validate.positive("epsilon", epsilon)
+    return Fit(
+        prepared.plan,
+        privacy,
+        result.trace,
+        prepared.space,
+        prepared.family,
+        releases=result.releases,
+        several_modes=prepared.bridged.several_modes,
+        session=Session(prepared, counter, seed, result.state),
+    )

@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpvim.inference.families import Family
+from dpvim.inference.families import Family, standard_deviations
 from dpvim.inference.trace import Trace
 from dpvim.posterior.convergence import MIN_TIMES, autocorrelation_time
 from dpvim.posterior.posterior import Posterior
@@ -34,7 +34,8 @@ def plot_trace(trace: Trace, posterior: Posterior, family: Family) -> Figure:
     """
     figure, axes = plt.subplots(2, 1, figsize=(9, 6), sharex=True, layout="constrained")
     labels = _literal(posterior.space.raw_labels())
-    scales = np.asarray(jax.vmap(lambda p: _stds(family, p))(trace.params))
+    snapshots = jax.tree.map(jnp.asarray, trace.params)
+    scales = np.asarray(jax.vmap(lambda p: standard_deviations(family, p))(snapshots))
     _draw_lines(axes[0], trace.steps, trace.loc, labels)
     _draw_lines(axes[1], trace.steps, scales, labels)
     axes[0].set_ylabel("mean")
@@ -107,11 +108,6 @@ def plot_convergence(trace: Trace, posterior: Posterior) -> Figure:
 def _literal(names: Iterable[str]) -> list[str]:
     """Names as labels; between two dollar signs matplotlib would read a formula."""
     return [name.replace("$", r"\$") for name in names]
-
-
-def _stds(family: Family, params: Any) -> Any:
-    factor = family.factor(jax.tree.map(jnp.asarray, params))
-    return factor if factor.ndim == 1 else jnp.linalg.norm(factor, axis=1)
 
 
 def _draw_lines(ax: Axes, steps: np.ndarray, values: np.ndarray, labels: list[str]) -> None:

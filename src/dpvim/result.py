@@ -16,6 +16,7 @@ from dpvim import _validate
 from dpvim import serialization as saving
 from dpvim._compile import single_precision
 from dpvim._progress import wanted
+from dpvim.bridge.data import prepare
 from dpvim.bridge.latent_space import LatentSpace
 from dpvim.inference.engine import State
 from dpvim.inference.families import Family
@@ -24,11 +25,12 @@ from dpvim.inference.trace import Trace
 from dpvim.posterior.from_trace import Estimate, EstimateName, NoiseAwareness, WindowRule
 from dpvim.posterior.from_trace import estimate as estimate_posterior
 from dpvim.posterior.posterior import Posterior
+from dpvim.prepared import PreparedFit, numpyro_params
 from dpvim.privacy.plan import Plan, PrivacyPlan
 from dpvim.privacy.statement import NoPrivacy, PrivacyStatement, round_up
+from dpvim.privacy.steps import StepCounter
 from dpvim.serialization import SavedFit
-from dpvim.svi import DPSVI, numpyro_params
-from dpvim.types import ConvergenceWarning, NotPrivateError
+from dpvim.types import ConvergenceWarning, NotPrivateError, Origin
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -170,7 +172,7 @@ class Fit:
         """Independent Gaussians that stand for the model's prior of the unconstrained latent."""
         if self.saved_prior is not None:
             return self.saved_prior
-        return self._session("the prior").svi.gaussian_prior()
+        return self._session("the prior").prepared.gaussian_prior()
 
     @functools.cached_property
     def _why_not_releases(self) -> str | None:
@@ -224,7 +226,7 @@ class Fit:
     @property
     def guide(self) -> AutoGuide:
         """NumPyro's automatic guide that `params` belong to."""
-        return self._session("the guide").svi.guide
+        return self._session("the guide").prepared.guide
 
     def resume(self, *data: Any, progress: bool | None = None, **keyword_data: Any) -> Fit:
         """Take the steps that an interrupted fit left, on the same data, in the same plan."""
@@ -284,9 +286,11 @@ class Fit:
 
 
 class Session(NamedTuple):
-    """What is needed to take more steps: the model's machinery and where it stopped."""
+    """A run that can go on: the prepared model, the count of its steps, and where it stopped."""
 
-    svi: DPSVI
+    prepared: PreparedFit
+    counter: StepCounter
+    seed: int | None
     state: State
 
 
@@ -299,6 +303,7 @@ def load(path: str | Path) -> Fit:
     return Fit(*saving.read(path))
 
 
+@single_precision
 def _continue(
     fit: Fit,
     session: Session,
@@ -306,25 +311,36 @@ def _continue(
     keyword_data: dict[str, Any],
     progress: bool | None,
 ) -> Fit:
-    svi, state = session
-    result = svi.run(
-        state.key,
-        fit.plan.num_steps - int(state.step),
-        *data,
-        init_state=state,
-        progress_bar=wanted(progress),
+    prepared, counter, seed, state = session
+    inputs = prepare(data, keyword_data)
+    if inputs.signature != prepared.signature:
+        raise ValueError(
+            "data: expected the records that the fit began with; these have other shapes, types or "
+            "constants."
+        )
+    result = prepared.run_counted(
+        counter,
+        seed,
+        state,
+        inputs.records,
+        num_steps=fit.plan.num_steps - int(state.step),
         trace_every=fit.trace.every,
-        **keyword_data,
+        progress=wanted(progress),
     )
-    delta = fit.privacy.delta if isinstance(fit.privacy, PrivacyStatement) else None
+    privacy = counter.statement(
+        delta=fit.privacy.delta if isinstance(fit.privacy, PrivacyStatement) else None,
+        step=int(result.state.step),
+        origin=Origin(int(result.state.origin)),
+        released=prepared.released,
+    )
     return dataclasses.replace(
         fit,
-        privacy=svi.privacy(result.state, delta=delta),
+        privacy=privacy,
         trace=fit.trace.concat(result.trace),
         releases=None
         if fit.releases is None or result.releases is None
         else fit.releases.concat(result.releases),
-        session=Session(svi, result.state),
+        session=session._replace(state=result.state),
     )
 
 

@@ -19,12 +19,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
 from dpvim.bridge.latent_space import LatentSpace, Site
 from dpvim.files import new_file
-from dpvim.inference.families import FAMILIES, Family, FullRank, MeanField
+from dpvim.inference.families import FAMILIES, Family
 from dpvim.inference.release_sums import ReleaseSums
 from dpvim.inference.trace import Trace
 from dpvim.privacy.plan import NonPrivatePlan, Plan, PrivacyPlan
@@ -42,7 +44,6 @@ _ALWAYS_READ = 64 * 2**20
 _MOST_EXPANSION = 50
 
 _RELEASES, _PRIOR = "releases", "prior"
-_PARAMS: dict[str, Any] = {"mean_field": MeanField, "full_rank": FullRank}
 # Supports without parameters, by the name of their class.
 _PLAIN_SUPPORTS = {
     type(c).__name__: c
@@ -83,6 +84,7 @@ def write(path: str | Path, saved: SavedFit) -> None:
         "format": FORMAT,
         "version": VERSION,
         "family": saved.family.name,
+        "family_options": dict(saved.family.options),
         "scale_transform": saved.family.scale_transform,
         "several_modes": saved.several_modes,
         "sites": [_site_to_json(site) for site in saved.space.sites],
@@ -122,11 +124,12 @@ def read(path: str | Path) -> SavedFit:
                 raise FileError(f"{source}: not a fit saved by dpvim (an archive of another kind).")
             meta = json.loads(archive.read("meta.json"))
             _check_version(source, meta)
-            kind = _PARAMS[meta["family"]]
-            arrays = _arrays(archive, ("steps", *kind._fields))
+            space = LatentSpace([_site_from_json(site) for site in meta["sites"]])
+            family = _family(meta, space)
+            arrays = _arrays(archive, ("steps", *_shapes_of(family)._fields))
             releases = _optional(archive, _RELEASES, ReleaseSums)
             prior = _optional(archive, _PRIOR, GaussianPrior)
-        return _assemble(meta, arrays, releases, prior)
+        return _assemble(meta, space, family, arrays, releases, prior)
     except FileError:
         raise
     except zipfile.BadZipFile as error:
@@ -187,13 +190,24 @@ def _check_version(source: Path, meta: Any) -> None:
         )
 
 
+def _family(meta: dict[str, Any], space: LatentSpace) -> Family:
+    options = meta.get("family_options", {})
+    return FAMILIES[meta["family"]](space.layout, meta["scale_transform"], **options)
+
+
+def _shapes_of(family: Family) -> Any:
+    """Shapes of the family's parameters."""
+    return jax.eval_shape(family.init, jax.ShapeDtypeStruct((family.dim,), jnp.float32), 1.0)
+
+
 def _assemble(
     meta: dict[str, Any],
+    space: LatentSpace,
+    family: Family,
     arrays: dict[str, np.ndarray],
     releases: ReleaseSums | None,
     prior: GaussianPrior | None,
 ) -> SavedFit:
-    space = LatentSpace([_site_from_json(site) for site in meta["sites"]])
     steps = arrays.pop("steps")
     if (
         steps.ndim != 1
@@ -202,12 +216,12 @@ def _assemble(
         or (np.diff(steps) <= 0).any()
     ):
         raise ValueError("the steps of the trace are not numbers that grow")
-    params = _PARAMS[meta["family"]](**arrays)
-    shapes = {"loc": (space.dim,), "raw_scale": (space.dim,), "raw_tril": (space.dim, space.dim)}
+    like = _shapes_of(family)
+    params = type(like)(**arrays)
     for name, array in arrays.items():
-        if array.shape != (len(steps), *shapes[name]) or array.dtype.kind != "f":
+        wanted = (len(steps), *getattr(like, name).shape)
+        if array.shape != wanted or array.dtype.kind != "f":
             raise ValueError(f"the array {name!r} has shape {array.shape} and type {array.dtype}")
-    family = FAMILIES[meta["family"]](space.dim, meta["scale_transform"])
     plan = _plan_from_json(meta["plan"])
     privacy = _privacy_from_json(meta["privacy"], plan)
     if isinstance(privacy, PrivacyStatement) and privacy.steps_done < steps[-1]:
@@ -217,8 +231,8 @@ def _assemble(
         if releases.steps.sum() > steps[-1]:
             raise ValueError(f"{steps[-1]} steps were taken, {releases.steps.sum():g} are summed")
     if prior is not None:
-        like = type(prior)(np.zeros(space.dim), np.zeros(space.dim))
-        _check_like("prior", prior, like)
+        zeros = type(prior)(np.zeros(space.dim), np.zeros(space.dim))
+        _check_like("prior", prior, zeros)
     several_modes = bool(meta.get("several_modes", False))
     return SavedFit(
         plan, privacy, Trace(steps, params), space, family, releases, prior, several_modes

@@ -11,7 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import DIM, gaussian_log_likelihood, make_parts, standard_normal_log_prior
+from conftest import (
+    DIM,
+    gaussian_log_likelihood,
+    make_parts,
+    some_eta,
+    standard_normal_log_prior,
+)
 from scipy import stats
 
 from dpvim.inference import loop
@@ -65,7 +71,7 @@ def test_released_coordinates_have_the_noise_of_the_plan(
     state = start(engine)
 
     def releases(rows, noise):
-        eta = jnp.array([0.3, -0.8, 1.1])
+        eta = some_eta(engine.family)
         with_noise = engine.step(state, eta, records, rows, noise)[1].release
         without = engine.step(state, eta, records, rows, jnp.zeros_like(noise))[1].release
         return with_noise - without
@@ -86,7 +92,7 @@ def test_one_record_moves_a_release_by_the_clip_norm_and_no_more(
 ):
     """Through the real step function, for a record whose gradient is far above the threshold."""
     engine = engine_of(problem, plan_of(clip_norm=0.5), family_name, variant_name)
-    state, eta = start(engine), jnp.array([0.3, -0.8, 1.1])
+    state, eta = start(engine), some_eta(engine.family)
     huge = {"x": records["x"].at[0].set(100.0), "y": records["y"].at[0].set(-1000.0)}
     silence = jnp.zeros(engine.variant.num_released)
 

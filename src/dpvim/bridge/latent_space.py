@@ -19,6 +19,7 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
 from numpyro.distributions.transforms import IdentityTransform, IndependentTransform, Transform
 
+from dpvim.inference.families import Layout
 from dpvim.types import Latent, Scalar
 
 
@@ -109,7 +110,12 @@ class LatentSpace:
 
     def __init__(self, sites: list[Site]) -> None:
         self.sites = sites
-        self.dim = sum(site.raw_size for site in sites)
+        self.layout = Layout(tuple(site.raw_size for site in sites))
+
+    @property
+    def dim(self) -> int:
+        """Entries of the flat vector, d."""
+        return self.layout.dim
 
     def unpack(self, latent: Latent) -> dict[str, Array]:
         """Raw (unconstrained) values by site name."""

@@ -170,7 +170,7 @@ def _run_chunk(
 @single_precision
 def _etas(
     family: Family, state: State, num_steps: Int[Array, ""], capacity: int
-) -> Float[Array, "capacity_or_more d"]:
+) -> Float[Array, "capacity_or_more base"]:
     """The draws of the next `num_steps` steps; zeros for others.
 
     In blocks, so that a chunk that is not full does not wait for draws that nobody uses.
@@ -182,5 +182,5 @@ def _etas(
         return jax.lax.dynamic_update_slice_in_dim(etas, block, i * _ETA_BLOCK, 0)
 
     blocks = -(-capacity // _ETA_BLOCK)
-    empty = jnp.zeros((blocks * _ETA_BLOCK, family.dim))
+    empty = jnp.zeros((blocks * _ETA_BLOCK, family.base_size))
     return jax.lax.fori_loop(0, -(-num_steps // _ETA_BLOCK), draw_block, empty)

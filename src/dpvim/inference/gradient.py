@@ -126,7 +126,7 @@ def make_private_gradient(
 
     def free_terms(params: Params, eta: Array) -> Scalar:
         latent = family.reparametrise(params, eta)
-        return (problem.log_prior(latent) + family.entropy(params)) / plan.num_examples
+        return (problem.log_prior(latent) + family.entropy(params, eta)) / plan.num_examples
 
     def direction(
         params: Params, eta: Array, release: Float[Array, " r"], width: Scalar | float = 1.0

@@ -242,8 +242,9 @@ def _segments(start: int, length: int, trace_every: int, last: int) -> tuple[lis
 
 def _chunk_capacity(engine: Engine, batch_size: int, trace_every: int, num_steps: int) -> int:
     """Most steps in a chunk, so that row numbers, noise, draws and snapshots stay small."""
-    numbers = batch_size + engine.variant.num_released + 3 * engine.family.dim
-    per_step = 4 * (numbers + engine.family.num_params / trace_every)
+    family = engine.family
+    numbers = batch_size + engine.variant.num_released + 2 * family.dim + family.base_size
+    per_step = 4 * (numbers + family.num_params / trace_every)
     return int(max(1, min(_CHUNK_BYTES / per_step, _LONGEST_CHUNK, num_steps)))
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from dpvim.inference.families import FullRank, MeanField, Params
+from dpvim.inference.families import Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +31,17 @@ class Trace:
     @property
     def raw_scale(self) -> Float[np.ndarray, "snapshots d"]:
         """T^-1 of the standard deviations (mean-field)."""
-        if not isinstance(self.params, MeanField):
-            raise AttributeError("raw_scale belongs to mean-field fits; this one has raw_tril")
-        return np.asarray(self.params.raw_scale)
+        return self._parameter("raw_scale")
 
     @property
     def raw_tril(self) -> Float[np.ndarray, "snapshots d d"]:
         """The Cholesky factor with T^-1 of its diagonal (full-rank)."""
-        if not isinstance(self.params, FullRank):
-            raise AttributeError("raw_tril belongs to full-rank fits; this one has raw_scale")
-        return np.asarray(self.params.raw_tril)
+        return self._parameter("raw_tril")
+
+    def _parameter(self, name: str) -> np.ndarray:
+        if name not in self.params._fields:
+            raise AttributeError(f"there is no {name} in this family; it has {self.params._fields}")
+        return np.asarray(getattr(self.params, name))
 
     @property
     def every(self) -> int:

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from dpvim import _validate
+from dpvim._extras import MissingExtraError
 from dpvim.inference.families import FAMILIES, Family, Params, pull_back
 from dpvim.types import Latent, Weights
 
@@ -143,7 +144,7 @@ def make_variant(name: str, family: Family) -> Variant:
     try:
         return factory(family)
     except UnservedVariantError:
-        able = [f for f, make in FAMILIES.items() if name in served_variants(make(family.dim))]
+        able = [f for f in FAMILIES if name in served_variants(f)]
         raise UnservedVariantError(
             f"variant: the family {family.name!r} cannot serve {name!r}, which needs a diagonal "
             f"scaling that it does not have. {family.name!r} serves "
@@ -152,8 +153,13 @@ def make_variant(name: str, family: Family) -> Variant:
         ) from None
 
 
-def served_variants(family: Family) -> list[str]:
-    """Names of the variants that `family` can serve."""
+def served_variants(family: Family | str) -> list[str]:
+    """Names of the variants that a family can serve; none for one whose package is missing."""
+    if isinstance(family, str):
+        try:
+            family = FAMILIES[family](2)
+        except MissingExtraError:
+            return []
     return [name for name, factory in VARIANTS.items() if _can_serve(factory, family)]
 
 

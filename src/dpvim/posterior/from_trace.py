@@ -143,6 +143,7 @@ def _averaged(leaf: np.ndarray, window: WindowRule) -> np.ndarray:
 
 def _factor(family: Family, params: Params) -> np.ndarray:
     """The approximation's own spread, in double precision: it is squared and added to."""
+    assert family.factor is not None
     return np.asarray(family.factor(jax.tree.map(jnp.asarray, params)), np.float64)
 
 

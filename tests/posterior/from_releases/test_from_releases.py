@@ -147,8 +147,8 @@ def test_a_saved_fit_does_not_tell_the_pace_of_the_run(monkeypatch, tmp_path):
 def test_sums_of_a_run_are_those_of_its_steps():
     """Step by step, with the same seed, by hand."""
     fit = quick(num_steps=64)
-    plan, svi = fit.plan, fit.session.svi
-    by_hand = dpvim.DPSVI(model, "mean_field", svi._optimizer, plan, seed=0, probe_width="auto")
+    plan, optimizer = fit.plan, fit.session.prepared.options.optimizer
+    by_hand = dpvim.DPSVI(model, "mean_field", optimizer, plan, seed=0, probe_width="auto")
     state = by_hand.init(jax.random.key(0), X, Y)
     point, gradient = np.zeros(3), np.zeros(3)
     for _ in range(64):

@@ -1,0 +1,242 @@
+"""A model set up for data of one shape: what `fit`, `DPSVI` and a resumed `Fit` have in common."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from numpyro.infer.autoguide import AutoGuide
+
+from dpvim import _validate
+from dpvim._compile import jit_once, jit_quickly, single_precision
+from dpvim.bridge.data import ModelInput
+from dpvim.bridge.guides import guide_for
+from dpvim.bridge.latent_space import LatentSpace
+from dpvim.bridge.model import BridgedModel, bridge
+from dpvim.inference.engine import Info, State, eta_for, make_engine
+from dpvim.inference.families import Family, Params
+from dpvim.inference.loop import Run, run, run_many
+from dpvim.inference.monitor import RunMonitor, monitoring
+from dpvim.inference.release_sums import ReleaseSums
+from dpvim.inference.trace import Trace, default_trace_every
+from dpvim.options import FitOptions
+from dpvim.privacy.plan import Plan
+from dpvim.privacy.randomness import SecretStreams
+from dpvim.privacy.steps import StepCounter
+from dpvim.types import Origin
+
+if TYPE_CHECKING:
+    from dpvim.posterior.from_releases.regression import GaussianPrior
+
+# Where the means start if nothing else is said: close to the middle of every support, but not
+# all alike, so that exchangeable parts of a model can part ways.
+_INIT_LOC_SPREAD = 0.1
+_PRIOR_DRAWS = 10_000
+
+
+class RunResult(NamedTuple):
+    """The end of a run. There are no losses: they are private.
+
+    Attributes:
+        params: Parameters by NumPyro's names, for `numpyro.infer.Predictive` and guides.
+        state: Where to continue from.
+        trace: Snapshots of the variational parameters.
+        interrupted: Whether Ctrl-C ended the run early.
+        releases: Sums of the released gradients and their points; None for variants that release
+            something else.
+    """
+
+    params: dict[str, Array]
+    state: State
+    trace: Trace
+    interrupted: bool
+    releases: ReleaseSums | None
+
+
+class PreparedFit:
+    """A model, a plan and options, checked against data of one shape and compiled once.
+
+    It holds no data, no randomness and no count: whoever takes steps with it counts them.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        plan: Plan,
+        options: FitOptions,
+        inputs: ModelInput,
+        bridged: BridgedModel | None = None,
+    ) -> None:
+        plan.check_num_rows(inputs.num_rows)
+        self.model = model
+        self.plan = plan
+        self.options = options
+        self.signature = inputs.signature
+        self.bridged = bridge(model, inputs) if bridged is None else bridged
+        problem = self.bridged.problem
+        family, variant = options.parts(self.space.layout)
+        width_at = options.width_at(plan, problem.dim, several_modes=self.bridged.several_modes)
+        self.engine = make_engine(problem, family, variant, options.optimizer, plan, width_at)
+        # The way from Python takes longer than a step by itself.
+        self.one_step = jit_quickly(self._one_step)
+
+    @property
+    def family(self) -> Family:
+        """The variational family."""
+        return self.engine.family
+
+    @property
+    def space(self) -> LatentSpace:
+        """The model's latent sites."""
+        return self.bridged.space
+
+    @property
+    @single_precision
+    def guide(self) -> AutoGuide:
+        """NumPyro's guide for the parameters of a `RunResult`."""
+        scale, rows = self.options.init_scale, self.bridged.on_made_up_row
+        return guide_for(self.family, self.model, scale, rows)
+
+    @property
+    def released(self) -> str:
+        """What a run gives away, for its privacy statement."""
+        iterates = "all iterates of the variational parameters"
+        sums = ", sums of the noisy gradients"
+        return iterates + (sums if self.engine.variant.releases_gradient else "")
+
+    @single_precision
+    def gaussian_prior(self) -> GaussianPrior:
+        """Independent Gaussians that stand for the model's prior of the unconstrained latent."""
+        from dpvim.posterior.from_releases.regression import GaussianPrior
+
+        keys = jax.random.split(jax.random.key(0), _PRIOR_DRAWS)
+        draws = jit_once(jax.vmap(self.bridged.draw_prior))
+        return GaussianPrior.from_draws(np.asarray(draws(keys)))
+
+    @single_precision
+    def init(
+        self, key: Array, origin: Origin, init_params: Mapping[str, Any] | None = None
+    ) -> State:
+        """The state before the first step."""
+        loc, key_eta = _random_start(key, self.family.dim)
+        if init_params is not None:
+            loc = self._override(loc, init_params)
+        return with_origin(self.engine.init(key_eta, loc, self.options.init_scale), origin)
+
+    def trace_every(self, given: int | None, num_steps: int) -> int:
+        """Steps between snapshots, by the default rule if not given."""
+        if given is not None:
+            return _validate.positive_int("trace_every", given)
+        return default_trace_every(num_steps=num_steps, num_params=self.family.num_params)
+
+    @single_precision
+    def run(
+        self,
+        states: list[State],
+        records: Any,
+        *,
+        streams: list[SecretStreams],
+        num_steps: int,
+        trace_every: int,
+        monitor: RunMonitor,
+        stacked: bool = False,
+    ) -> list[RunResult]:
+        """Take `num_steps` steps from each state, as one vectorised program if there are several.
+
+        With `stacked` the records have a leading axis of data sets, one a run.
+        """
+        settings: dict[str, Any] = {
+            "num_steps": num_steps,
+            "trace_every": trace_every,
+            "monitor": monitor,
+        }
+        until = int(states[0].step) + num_steps
+        if len(states) == 1 and not stacked:  # an axis of one run would only cost time
+            alone = run(self.engine, states[0], records, streams=streams[0], **settings)
+            return [self._result(alone, until)]
+        together = run_many(
+            self.engine,
+            jax.tree.map(lambda *leaves: jnp.stack(leaves), *states),
+            records,
+            stacked=stacked,
+            streams=streams,
+            **settings,
+        )
+        return [self._result(one, until) for one in together]
+
+    def run_counted(
+        self,
+        counter: StepCounter,
+        seed: int | None,
+        state: State,
+        records: Any,
+        *,
+        num_steps: int,
+        trace_every: int | None,
+        progress: bool,
+    ) -> RunResult:
+        """Take steps from one state, counted before they are taken."""
+        state = spend(counter, state, num_steps)
+        with monitoring(num_steps, progress=progress) as monitor:
+            (result,) = self.run(
+                [state],
+                records,
+                streams=[SecretStreams(seed, start_step=int(state.step))],
+                num_steps=num_steps,
+                trace_every=self.trace_every(trace_every, num_steps),
+                monitor=monitor,
+            )
+        counter.give_back(int(state.step) + num_steps - int(result.state.step))
+        return result
+
+    def _one_step(
+        self, state: State, records: Any, rows: Array, noise: Array
+    ) -> tuple[State, Info]:
+        eta = eta_for(self.family, state.key, state.step)
+        return self.engine.step(state, eta, records, rows, noise)
+
+    def _result(self, done: Run, until: int) -> RunResult:
+        params = numpyro_params(self.family, done.state.params)
+        stopped = int(done.state.step) < until
+        return RunResult(params, done.state, done.trace, stopped, done.releases)
+
+    def _override(self, loc: Array, init_params: Mapping[str, Any]) -> Array:
+        names = [site.name for site in self.space.sites]
+        for name, value in init_params.items():
+            _validate.one_of("init_params", name, names)
+            expected = self.space.sites[names.index(name)].shape
+            if np.shape(value) != expected:
+                raise ValueError(
+                    f"init_params[{name!r}]: expected shape {expected}, got {np.shape(value)}."
+                )
+        given = {name: jnp.asarray(value, jnp.float32) for name, value in init_params.items()}
+        return self.space.unconstrain(self.space.constrain(loc) | given)
+
+
+def numpyro_params(family: Family, params: Params) -> dict[str, Array]:
+    """Parameters under the names and in the form of NumPyro's automatic guides."""
+    return family.numpyro_params(jax.tree.map(jnp.asarray, params))
+
+
+def spend(counter: StepCounter, state: State, num_steps: int) -> State:
+    """Count steps from a state on; the state, marked with what protects those after it."""
+    before = Origin(int(state.origin))
+    origin = counter.spend(num_steps, from_step=int(state.step), from_origin=before)
+    return state if origin == before else with_origin(state, origin)
+
+
+def with_origin(state: State, origin: Origin) -> State:
+    """The state, marked with what protected the steps that led to it."""
+    return state._replace(origin=jnp.int32(origin))
+
+
+@functools.partial(jit_once, static_argnames="dim")
+def _random_start(key: Array, dim: int) -> tuple[Float[Array, " d"], Array]:
+    """Means to start from, and a key for the draws eta."""
+    key_loc, key_eta = jax.random.split(key)
+    return _INIT_LOC_SPREAD * jax.random.normal(key_loc, (dim,)), key_eta
