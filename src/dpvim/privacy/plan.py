@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # What the cap on batches may add to delta in a step: a thousandth of 1e-12 in 10^7 steps. It takes
 # nine to ten standard deviations above the mean for large batches, more for a few records. The
 # cap must not depend on the number of steps: a run that is stopped keeps the one it had.
-_MOST_CUT_PROB = 1e-22
+_MAX_TRUNCATION_PROB = 1e-22
 # A record is drawn once in a billion steps, which is more than any run takes. Below 4e-16 the gaps
 # between the records that are drawn would no longer fit 64 bits.
 _SMALLEST_SAMPLING_PROB = 1e-9
@@ -52,15 +52,15 @@ class _Schedule:
     def max_batch_size(self) -> int:
         """Public cap on a batch; a larger draw is cut to a uniformly chosen part of it."""
 
-        def rarely_cuts(cap: int) -> bool:
-            added = accounting.cut_prob(
+        def rarely_truncates(cap: int) -> bool:
+            added = accounting.truncation_prob(
                 sampling_prob=self.sampling_prob,
                 num_examples=self.num_examples,
                 max_batch_size=cap,
             )
-            return added <= _MOST_CUT_PROB
+            return added <= _MAX_TRUNCATION_PROB
 
-        return 1 + bisect.bisect_left(range(1, self.num_examples), True, key=rarely_cuts)
+        return 1 + bisect.bisect_left(range(1, self.num_examples), True, key=rarely_truncates)
 
     def with_steps(self, num_steps: int) -> Self:
         """The same plan for another number of steps, at the same noise."""
@@ -142,7 +142,7 @@ class PrivacyPlan(_Schedule):
         delta = _validate.open_unit("delta", delta)
         _validate.one_of("accountant", accountant, ("dpvim", "dp_accounting"))
         if accountant == "dp_accounting":
-            from dpvim.privacy.cross_check import epsilon_by_dp_accounting
+            from dpvim.privacy.accounting.cross_check import epsilon_by_dp_accounting
 
             return epsilon_by_dp_accounting(self.dp_event, delta=delta, relation=self.relation)
         return accounting.epsilon_of(self.dp_event, delta=delta, relation=self.relation)

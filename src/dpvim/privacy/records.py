@@ -23,8 +23,8 @@ from dpvim._compile import single_precision
 from dpvim.types import ModelError, Record
 
 # Operations whose vectorised form gives every record the bits that it would have in any company,
-# whatever the others hold (tests/privacy/test_records.py tries each of them). Those that run programs of
-# their own (cond, scan, ...) are looked into.
+# whatever the others hold (tests/privacy/test_records.py tries each of them). Those that run
+# programs of their own (cond, scan, ...) are looked into.
 _ENTRY_BY_ENTRY = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
     bitcast_convert_type cbrt ceil clamp clz convert_element_type copy cos cosh digamma div eq erf
