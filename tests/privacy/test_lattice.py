@@ -156,7 +156,7 @@ def test_no_bits_of_a_release_are_finer_than_the_grid(value, noise, grid):
 
 @pytest.mark.parametrize("noise_multiplier", [0.3, 5.0, 400.0])
 def test_the_margin_is_small(noise_multiplier):
-    """What rounding costs: well under a tenth of a percent at sizes people use."""
+    """Rounding costs well under a tenth of a percent at sizes people use."""
     plan = plan_of(noise_multiplier=noise_multiplier, num_examples=30_000)
     margin = 1 - Lattice.of(plan, dim=100, num_released=200).row_bound
     assert 0 < margin < 5e-4

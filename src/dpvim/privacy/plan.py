@@ -37,7 +37,7 @@ _GRID_BITS = 24
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Schedule:
-    """Which records are looked at when: what private and non-private plans have in common."""
+    """The sampling schedule, which private and non-private plans have in common."""
 
     num_examples: int
     sampling_prob: float
@@ -69,7 +69,7 @@ class _Schedule:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyPlan(_Schedule):
-    r"""What a run does to the data, from which its cost follows.
+    r"""Sampling, clip norm, noise and number of steps of a run, from which its cost follows.
 
     Each of ``num_steps`` steps takes every record independently with probability
     ``sampling_prob``, clips its contribution to ``clip_norm``, sums, and adds Gaussian noise of
@@ -106,7 +106,7 @@ class PrivacyPlan(_Schedule):
 
     @property
     def num_rows_is_private(self) -> bool:
-        """Whether the number of records must not show, not even in the shape of an array."""
+        """True if the number of records must not show, not even in the shape of an array."""
         return self.relation is Relation.ADD_OR_REMOVE
 
     @property
@@ -128,7 +128,7 @@ class PrivacyPlan(_Schedule):
     def dp_event(self) -> dp_accounting.DpEvent:
         """The run as an event of dp-accounting, for its accountants or one of your own."""
         return accounting.dp_event(
-            noise_multiplier=self.noise_stddev / self.clip_norm, **self._event_facts()
+            noise_multiplier=self.noise_stddev / self.clip_norm, **self._event_settings()
         )
 
     def epsilon(self, delta: float, *, accountant: str = "dpvim") -> float:
@@ -161,7 +161,7 @@ class PrivacyPlan(_Schedule):
                     "protects nobody who was sampled; choose a smaller delta."
                 )
         noise = accounting.calibrate_noise(
-            epsilon=epsilon, delta=delta, relation=self.relation, **self._event_facts()
+            epsilon=epsilon, delta=delta, relation=self.relation, **self._event_settings()
         )
         return dataclasses.replace(self, noise_multiplier=noise)
 
@@ -180,7 +180,7 @@ class PrivacyPlan(_Schedule):
                 f"relation={self.relation.value!r})."
             )
 
-    def _event_facts(self) -> dict[str, Any]:
+    def _event_settings(self) -> dict[str, Any]:
         return {
             "sampling_prob": self.sampling_prob,
             "num_steps": self.num_steps,
