@@ -21,8 +21,8 @@ from dpvim.privacy.sampling import EMPTY
 from dpvim.types import Latent, Mask, Record, Weights
 
 # A microbatch has at most so many rows, which is what `lattice.exact_sum` adds up at once, and so
-# many numbers, 4 MB: faster than larger ones, which leave the caches (twice at d 50, five at d 700),
-# and the memory of a step does not grow with its batch.
+# many numbers, 4 MB: faster than larger ones, which leave the caches (twice at d 50, five at
+# d 700), and the memory of a step does not grow with its batch.
 _MICROBATCH_ROWS = 2**10
 _MICROBATCH_ENTRIES = 2**20
 # More rows than the mean by so many standard deviations are left to a second microbatch.
