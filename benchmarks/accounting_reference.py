@@ -1,6 +1,6 @@
 """Reference values for the accountant, from two computations that share no code with it.
 
-    python benchmarks/accounting_reference.py > tests/accounting_reference.csv
+    python benchmarks/accounting_reference.py > tests/privacy/accounting/accounting_reference.csv
 
 `tight` is epsilon from the integral that inverts the Laplace transform of the privacy loss,
 

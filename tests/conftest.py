@@ -99,10 +99,10 @@ def some_eta(family: Family) -> Any:
     return jnp.resize(jnp.array([0.4, -1.3, 2.1]), family.base_size)
 
 
-def random_params(family: Any, seed: int = 0) -> Any:
+def random_params(family: Any, seed: int = 0, scale: float = 0.7) -> Any:
     """Parameters of no special form: every allowed entry is different."""
     rng = np.random.default_rng(seed)
-    return family.unpack(jnp.asarray(rng.normal(scale=0.7, size=family.num_params), jnp.float32))
+    return family.unpack(jnp.asarray(rng.normal(scale=scale, size=family.num_params), jnp.float32))
 
 
 def normal_mean_model(x):

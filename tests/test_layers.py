@@ -35,7 +35,7 @@ SEES_RECORDS = {
     *("inference.gradient", "inference.engine", "inference.loop"),
     *("bridge.data", "bridge.model", "bridge.gather_gradients", "bridge.structured"),
 }
-WITHOUT_JAX = ("plan", "statement", "accounting", "cross_check")
+WITHOUT_JAX = ("plan", "statement", "accounting")
 
 
 def modules():

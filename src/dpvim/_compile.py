@@ -1,5 +1,5 @@
-"""How programs are compiled: quickly rather than well where they do not run long, and in single
-precision whatever JAX is set to.
+"""Options of `jax.jit`: single precision whatever JAX is set to, and fast compilation of programs
+that do not run long.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 # XLA's older code generator for fused operations, which takes half as long and is often as good.
-_QUICKLY: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
+_FAST_COMPILATION: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 
 
 def single_precision(function: Callable[P, T]) -> Callable[P, T]:
     """Run a function in single precision, whatever ``jax_enable_x64`` says.
 
     The clip, its margins and the lattice are made for single precision, with double precision in a
-    few named places (`mechanism`). A user who works in double precision elsewhere gets the same
-    releases as everybody.
+    few named places (`privacy.clipping`, `privacy.lattice`). A user who works in double precision
+    elsewhere gets the same releases as everybody.
     """
 
     @functools.wraps(function)
@@ -36,7 +36,7 @@ def single_precision(function: Callable[P, T]) -> Callable[P, T]:
 def jit_quickly(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """`jax.jit` for a program that is optimised, but does not run often enough to be worth the
     best that the compiler can do."""
-    return _jit(function, _QUICKLY, **options)
+    return _jit(function, _FAST_COMPILATION, **options)
 
 
 def jit_once(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -44,7 +44,7 @@ def jit_once(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
 
     Optimising such a program takes two to three times as long as compiling it, and saves nothing.
     """
-    return _jit(function, _QUICKLY | {"xla_backend_optimization_level": 0}, **options)
+    return _jit(function, _FAST_COMPILATION | {"xla_backend_optimization_level": 0}, **options)
 
 
 def _jit(

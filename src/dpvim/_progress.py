@@ -68,5 +68,5 @@ def _bar(label: str, unit: str) -> Progress:
 
 
 def wanted(progress: bool | None) -> bool:
-    """Whether to show a bar: as asked, else where a person is likely to look."""
+    """True if a bar is to be shown: as asked, else where a person is likely to look."""
     return sys.stderr.isatty() if progress is None else progress

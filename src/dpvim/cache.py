@@ -25,21 +25,21 @@ _SWITCHED_OFF = ("", "off")
 
 
 def remember(
-    question: Mapping[str, str], answer: Callable[[], float], *, is_right: Callable[[float], bool]
+    question: Mapping[str, str], compute: Callable[[], float], *, is_valid: Callable[[float], bool]
 ) -> float:
-    """The answer to `question`: from disk if one is there and is right, else from `answer`.
+    """The answer to `question`: from disk if one is there and is valid, else from `compute`.
 
     The question names everything the answer depends on, versions of the code among them.
     """
     folder = _folder()
     if folder is None:
-        return answer()
+        return compute()
     name = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
     path = folder / f"{name}.json"
     known = _read(path, question)
-    if known is not None and is_right(known):
+    if known is not None and is_valid(known):
         return known
-    value = answer()
+    value = compute()
     _write(path, question, value)
     return value
 
@@ -64,7 +64,7 @@ def _folder() -> Path | None:
 
 
 def _is_ours_alone(path: Path) -> bool:
-    """Whether a file or folder belongs to this user, and nobody else may write it."""
+    """True if a file or folder belongs to this user, and nobody else may write it."""
     if not hasattr(os, "getuid"):  # a system whose accounts have folders of their own
         return True
     found = path.stat()

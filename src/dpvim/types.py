@@ -22,7 +22,7 @@ LogPrior: TypeAlias = Callable[[Latent], Scalar]
 
 
 class Relation(enum.StrEnum):
-    """Which data sets count as neighbours: what one person's record may do.
+    """The neighbouring relation: what one person's record may change.
 
     * ``zero_out``: one record is replaced by nothing; the number of records is public.
     * ``add_or_remove``: one record is added or removed; the caller declares a public
@@ -36,7 +36,7 @@ class Relation(enum.StrEnum):
 
 
 class Origin(enum.IntEnum):
-    """What protected the steps that led to a state; what is worst about them counts."""
+    """The weakest protection among the steps that led to a state."""
 
     PRIVATE = 0
     SEEDED = 1

@@ -18,6 +18,7 @@ from dpvim.audit import target
 from dpvim.inference import gradient
 from dpvim.inference.engine import Engine
 from dpvim.privacy import accounting, clipping, lattice
+from dpvim.privacy.accounting import accountant, calibration
 from dpvim.privacy.noise import RoundedGaussianNoise
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.privacy.sampling import EMPTY, PoissonSampler
@@ -228,7 +229,7 @@ def _wrong_relation() -> Iterator[None]:
     def make(old: Any) -> Any:
         return lambda step, relation: old(step, Relation.ZERO_OUT)
 
-    with _without_memory(), patch(accounting, "_directions", make):
+    with _without_memory(), patch(accountant, "dominating_pairs", make):
         yield
 
 
@@ -237,7 +238,11 @@ def _half_the_steps() -> Iterator[None]:
     def make(old: Any) -> Any:
         return lambda *, num_steps, **facts: old(num_steps=num_steps // 2, **facts)
 
-    with _without_memory(), patch(accounting, "dp_event", make):
+    with (
+        _without_memory(),
+        patch(accounting, "dp_event", make),
+        patch(calibration, "dp_event", make),
+    ):
         yield
 
 
@@ -253,7 +258,7 @@ def _without_memory() -> Iterator[None]:
 
 
 def _forget() -> None:
-    for value in vars(accounting).values():
+    for value in vars(accountant).values():
         if hasattr(value, "cache_clear"):
             value.cache_clear()
 

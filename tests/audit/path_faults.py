@@ -275,7 +275,7 @@ def _levels_of_missing_values() -> Any:
 
 
 def _nobody_is_padding(name: str) -> Any:
-    """What fills a batch up, or the last slice of the data, counts."""
+    """Rows that fill up a batch, or the last slice of the data, count."""
 
     def make(old: Any) -> Any:
         def faulty(*args: Any) -> Any:

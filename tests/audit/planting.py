@@ -1,4 +1,4 @@
-"""How faults are planted."""
+"""Faults, and helpers to plant them."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_chi_square_is_two_sided() -> None:
     assert chi_square(300.0, 100) < 1e-9
 
 
-def test_the_strongest_look_pays_for_all_looks() -> None:
+def test_the_strongest_candidate_pays_for_all_candidates() -> None:
     finding = Finding.strongest("check", "question", [(0.5, "a"), (0.001, "b"), (1.0, "c")])
     assert finding.p_value == pytest.approx(0.003)
     assert finding.observed == "b"

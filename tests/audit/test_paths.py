@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dpvim._compile import single_precision
-from dpvim.audit.canaries import extreme_rows, wild_rows
-from dpvim.audit.paths import CANARY, OPPOSITE, PATHS, Expected, clipped
+from dpvim.audit.canaries import extreme_rows, fuzzed_rows
+from dpvim.audit.paths import CANARY, OPPOSITE, PATHS, ReferenceGradients, clipped
 from dpvim.audit.target import make_target
 from dpvim.bridge import gather_gradients as look_ups
 from dpvim.privacy import clipping
@@ -62,8 +62,8 @@ def test_canaries_are_clipped_and_point_away_from_their_opposites(name) -> None:
     plan = PrivacyPlan(
         num_examples=9, sampling_prob=0.2, num_steps=4, clip_norm=path.clip_norm, noise_multiplier=1
     )
-    target = make_target(path, Expected(path.problem), plan, scale=path.scale)
-    canary, opposite = (target.shares()[:, path.number(name)] for name in (CANARY, OPPOSITE))
+    target = make_target(path, ReferenceGradients(path.problem), plan, scale=path.scale)
+    canary, opposite = (target.shares()[:, path.row_number(name)] for name in (CANARY, OPPOSITE))
     lengths = np.linalg.norm(canary, axis=1)
     np.testing.assert_allclose(lengths, path.clip_norm, rtol=1e-6)
     assert np.all(np.sum(canary * opposite, axis=1) < 0)
@@ -87,9 +87,9 @@ def test_extreme_rows_change_numbers_of_their_kind() -> None:
     assert np.all(row[1] == 1)
 
 
-def test_wild_rows_hold_numbers_of_all_sizes() -> None:
+def test_fuzzed_rows_hold_numbers_of_all_sizes() -> None:
     ordinary = [np.ones((3, 2), np.float32), np.ones(3, np.int32), np.ones(3, bool)]
-    floats, integers, coins = wild_rows(ordinary, 1000)
+    floats, integers, coins = fuzzed_rows(ordinary, 1000)
     finite = np.abs(floats[np.isfinite(floats)])
     assert finite.max() > 1e37
     assert finite.min() < 1e-37

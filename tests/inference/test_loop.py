@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import signal
 
 import jax
@@ -301,29 +299,6 @@ def test_without_a_record_the_others_stay_as_they_are(prob):
         without = np.where(rows == last, EMPTY, rows)
         shift = np.asarray(release(whole, rows), float) - release(shortened, without)
         assert np.linalg.norm(shift) <= plan.clip_norm
-
-
-def test_a_supply_of_noise_cannot_be_used_twice(problem):
-    source = engine_of(problem).source(50, SecretStreams())
-    with pytest.raises(TypeError, match="used twice"):
-        copy.deepcopy(source)
-    with pytest.raises(TypeError, match="used twice"):
-        pickle.dumps(source)
-    source._process += 1  # as in a child process
-    with pytest.raises(RuntimeError, match="forked"):
-        source.draw(1, 1)
-
-
-def test_membership_truncation_and_noise_have_streams_of_their_own(problem):
-    asked = []
-
-    class Spy(SecretStreams):
-        def generator(self, purpose):
-            asked.append(purpose)
-            return super().generator(purpose)
-
-    engine_of(problem).source(50, Spy(1))
-    assert sorted(asked) == ["membership", "noise", "truncation"]
 
 
 def test_draws_in_blocks_are_those_of_the_steps(problem):

@@ -42,7 +42,7 @@ def test_pieces_give_the_sum_of_the_whole(records, piece, live, bound):
 
 
 def test_rows_in_scattered_places_are_all_found(records):
-    """Where the number of records is private they stand anywhere among the places of a batch."""
+    """If the number of records is private they stand anywhere among the places of a batch."""
     rows = np.full(96, EMPTY, np.int32)
     rows[[3, 40, 95]] = [10, 20, 30]
     together = total(32, records, rows, 1.5)

@@ -90,9 +90,9 @@ def test_the_cap_is_part_of_the_event_and_costs_next_to_nothing(num_examples, sa
     )
     assert sampling_prob * others <= 1e-22
     del facts["num_steps"]
-    charged = accounting.cut_prob(**facts, max_batch_size=cap)
+    charged = accounting.truncation_prob(**facts, max_batch_size=cap)
     assert charged == pytest.approx(sampling_prob * others, rel=1e-6)
-    assert accounting.cut_prob(**facts, max_batch_size=cap - 1) > 1e-22
+    assert accounting.truncation_prob(**facts, max_batch_size=cap - 1) > 1e-22
 
 
 def test_replace_one_needs_twice_the_noise():

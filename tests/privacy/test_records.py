@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 from jax.extend.core import Primitive
 
-from dpvim.privacy.records import KEEP_RECORDS_APART, over_records, programs_within
+from dpvim.privacy.records import KEEP_RECORDS_APART, inner_jaxprs, over_records
 from dpvim.types import ModelError
 
 SIZE = 4
@@ -173,7 +173,7 @@ WITHIN_OTHERS = {"closed_call", "platform_index", "threefry2x32"}
 def names_in(program):
     for equation in program.eqns:
         yield equation.primitive.name
-        for inner in programs_within(equation):
+        for inner in inner_jaxprs(equation):
             yield from names_in(inner)
 
 

@@ -1,4 +1,4 @@
-"""Who is in which batch: inclusion rates, independence, sizes, and how overfull batches are cut."""
+"""Checks of the batches: inclusion rates, independence, sizes, and truncation of overfull ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CUT_AT = 8
 def batch_checks(
     target: Target, streams: SecretStreams, for_cut: SecretStreams, *, steps: int
 ) -> list[Finding]:
-    """Questions to the batches that a run on forty rows would use."""
+    """Checks of the batches that a run on forty rows would use."""
     prob = target.plan.sampling_prob
     batches = target.engine.source(_ROWS, streams).draw(steps, steps)[0]
     member = _membership(batches)
@@ -36,7 +36,7 @@ def batch_checks(
 
 
 def _membership(rows: np.ndarray) -> np.ndarray:
-    """Whether a row is in a step's batch, shape [steps, rows]; a row twice counts twice."""
+    """Membership of rows in the steps' batches, shape [steps, rows]; a row twice counts twice."""
     if rows.shape[1] == 0:  # every row is taken, no row numbers are needed
         return np.ones((len(rows), _ROWS))
     member = np.zeros((len(rows), _ROWS))
@@ -66,24 +66,24 @@ def _pairs(member: np.ndarray, prob: float) -> Finding:
     # All pairs together: sampling without replacement makes each of them slightly negative.
     together = float(pairs.sum() / np.sqrt(len(pairs)))
     mean = pairs.mean() / np.sqrt(len(member))
-    looks = [
+    candidates = [
         (
             float(two_sided_normal(worst)) * len(pairs),
             f"largest correlation {worst / np.sqrt(len(member)):+.4f}",
         ),
         (float(two_sided_normal(together)), f"mean correlation {mean:+.5f}"),
     ]
-    return Finding.strongest(CHECK, "rows are independent", looks)
+    return Finding.strongest(CHECK, "rows are independent", candidates)
 
 
 def _steps(member: np.ndarray, prob: float) -> Finding:
     standard = (member - prob) / np.sqrt(prob * (1 - prob))
-    looks = []
+    candidates = []
     for lag in (1, 2, 3):
         product = standard[:-lag] * standard[lag:]
         z = product.sum() / np.sqrt(product.size)
-        looks.append((float(two_sided_normal(z)), f"{product.mean():+.5f} at lag {lag}"))
-    return Finding.strongest(CHECK, "steps are independent", looks)
+        candidates.append((float(two_sided_normal(z)), f"{product.mean():+.5f} at lag {lag}"))
+    return Finding.strongest(CHECK, "steps are independent", candidates)
 
 
 def _sizes(sizes: np.ndarray, prob: float) -> Finding:
@@ -118,12 +118,12 @@ def _cut_evenly(member: np.ndarray, prob: float) -> Finding:
     trend = np.arange(_ROWS) - (_ROWS - 1) / 2
     z = float(counts @ trend / np.sqrt(variance * (trend @ trend)))
     total = (member.sum() - len(member) * kept) / np.sqrt(len(member) * _size_variance(prob))
-    looks = [
+    candidates = [
         (float(stats.chi2.sf(statistic, _ROWS - 1)), f"{counts.min():.0f} to {counts.max():.0f}"),
         (float(two_sided_normal(z)), f"trend along the rows {z:+.1f} sd"),
         (float(two_sided_normal(total)), f"mean {counts.mean():.0f}, expected {expected:.0f}"),
     ]
-    return Finding.strongest(CHECK, "overfull batches are cut evenly", looks)
+    return Finding.strongest(CHECK, "overfull batches are cut evenly", candidates)
 
 
 def _size_variance(prob: float) -> float:

@@ -1,4 +1,4 @@
-"""What a check found, and how surprising it is if the mechanism is sound."""
+"""Findings of an audit: what was observed, and its p-value if the mechanism is sound."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Finding:
 
     Attributes:
         check: The group it belongs to.
-        question: What was asked.
-        observed: What was seen, for a reader.
+        question: The property that was tested.
+        observed: A summary of the observations.
         p_value: Probability of something at least as extreme if the mechanism is sound: 0 or 1
             for rules that hold or do not.
         path: The way to a clipped sum that was attacked, and the family; "" if there was none.
@@ -40,7 +40,7 @@ class Finding:
 
     @classmethod
     def strongest(cls, check: str, question: str, candidates: list[tuple[float, str]]) -> Finding:
-        """The most surprising of several looks, its p-value corrected for their number."""
+        """The most surprising of several candidates, its p-value corrected for their number."""
         p_value, observed = min(candidates)
         return cls(check, question, observed, min(1.0, p_value * len(candidates)))
 

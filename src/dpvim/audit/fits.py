@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpvim.audit.canaries import Records, join
+from dpvim.audit.canaries import Records, concat
 from dpvim.audit.findings import Finding, two_sided_normal
-from dpvim.audit.game import hockey_stick, log_mixture, strongest_look
-from dpvim.audit.paths import Expected, Path, WholeFit, clipped
+from dpvim.audit.game import hockey_stick, log_likelihood_ratio, strongest_attack
+from dpvim.audit.paths import CodePath, FitCase, ReferenceGradients, clipped
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.svi import DPSVI
 from dpvim.types import NotForReleaseWarning, Relation
@@ -25,12 +25,12 @@ _DELTAS = (1e-2, 0.03, 0.1, 0.3)
 # What the canary must move the score by, in its standard deviations and in standard errors. A
 # vanilla full-rank release has a number for each pair of coordinates, which share the clip norm
 # with the means; the attack looks at the means alone.
-_LEAST_GAP, _LEAST_GAP_AMONG_PAIRS = 0.5, 0.25
-_LEAST_ERRORS = 3.0
+_MIN_GAP, _MIN_GAP_AMONG_PAIRS = 0.5, 0.25
+_MIN_ERRORS = 3.0
 
 
 def fit_checks(
-    path: Path, *, family: str, variant: str, fits: int, seeds: tuple[int | None, int | None]
+    path: CodePath, *, family: str, variant: str, fits: int, seeds: tuple[int | None, int | None]
 ) -> list[Finding]:
     """Fits with an extreme record and without it, told apart by all of their iterates.
 
@@ -45,18 +45,19 @@ def fit_checks(
         relation=Relation.ADD_OR_REMOVE,
         noise_multiplier=1.0,
     )
-    look = _Look(case, plan)
+    canary = _CanaryDirection(case, plan)
     with_it, without = (
-        look.along(_increments(case, records, plan, family, variant, fits, seed))
+        canary.project(_increments(case, records, plan, family, variant, fits, seed))
         for records, seed in zip(
-            (join([case.others, case.canary]), case.others), seeds, strict=True
+            (concat([case.others, case.canary]), case.others), seeds, strict=True
         )
     )
     present, absent = (
-        log_mixture(released, look.shift, plan).sum(axis=1) for released in (with_it, without)
+        log_likelihood_ratio(released, canary.shift, plan).sum(axis=1)
+        for released in (with_it, without)
     )
     claims = [(plan.epsilon(delta), delta) for delta in _DELTAS]
-    looks = [
+    candidates = [
         (p, f"breaks ({epsilon:.3g}, {delta:g})")
         for first, second in ((present, absent), (-absent, -present))
         for (epsilon, delta), p in zip(claims, hockey_stick(first, second, claims), strict=True)
@@ -64,23 +65,24 @@ def fit_checks(
     gap = (present.mean() - absent.mean()) / absent.std()
     errors = gap * np.sqrt(fits / 2)
     among_pairs = family == "full_rank" and variant != "aligned"
-    least_gap = _LEAST_GAP_AMONG_PAIRS if among_pairs else _LEAST_GAP
-    has_power = bool(gap > least_gap and errors > _LEAST_ERRORS)
-    seen = f"the canary moves the score by {gap:.1f} sd, {errors:.0f} standard errors"
+    min_gap = _MIN_GAP_AMONG_PAIRS if among_pairs else _MIN_GAP
+    has_power = bool(gap > min_gap and errors > _MIN_ERRORS)
+    power = f"the canary moves the score by {gap:.1f} sd, {errors:.0f} standard errors"
     return [
-        strongest_look(CHECK, f"canary in {fits} fits", seen, looks),
-        _unlike(without),
+        strongest_attack(CHECK, f"canary in {fits} fits", power, candidates),
+        _correlation_between_fits(without),
         # An attack that cannot see the canary at all would prove nothing.
-        Finding.rule(CHECK, "the attack has power", seen, holds=has_power),
+        Finding.rule(CHECK, "the attack has power", power, holds=has_power),
     ]
 
 
-class _Look:
-    """Where to look for the canary in the increments of the means."""
+class _CanaryDirection:
+    """The direction of the canary's share in the increments of the means."""
 
-    def __init__(self, case: WholeFit, plan: PrivacyPlan) -> None:
+    def __init__(self, case: FitCase, plan: PrivacyPlan) -> None:
         problem = case.bridged.problem
-        gradients = Expected(problem).gradients(case.loc[None], join([case.others, case.canary]))
+        records = concat([case.others, case.canary])
+        gradients = ReferenceGradients(problem).at(case.loc[None], records)
         *others, canary = clipped(gradients[0], plan.clip_norm)
         self.shift = float(np.linalg.norm(canary))
         self._unit = canary / self.shift
@@ -88,12 +90,12 @@ class _Look:
         prior = np.asarray(jax.jit(jax.grad(problem.log_prior))(jnp.asarray(case.loc)))
         self._rest = plan.sampling_prob * float(self._unit @ (sum(others) + prior))
 
-    def along(self, increments: np.ndarray) -> np.ndarray:
-        """What increments [fits, steps, d] tell of the releases along the canary's share."""
+    def project(self, increments: np.ndarray) -> np.ndarray:
+        """Increments [fits, steps, d] along the canary's share, less what the rest adds."""
         return increments @ self._unit - self._rest
 
 
-def _unlike(released: np.ndarray) -> Finding:
+def _correlation_between_fits(released: np.ndarray) -> Finding:
     """Two fits with one stream would have taken the same steps."""
     standard = (released - released.mean()) / released.std()
     products = standard[:-1] * standard[1:]
@@ -103,7 +105,7 @@ def _unlike(released: np.ndarray) -> Finding:
 
 
 def _increments(
-    case: WholeFit,
+    case: FitCase,
     records: Records,
     plan: PrivacyPlan,
     family: str,

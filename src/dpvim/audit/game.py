@@ -21,7 +21,7 @@ from scipy import stats
 
 from dpvim.audit.findings import Finding
 from dpvim.audit.paths import Adversary
-from dpvim.audit.target import Seen, Vectorised
+from dpvim.audit.target import AdversaryView, VectorizedRuns
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.types import Relation
@@ -29,11 +29,11 @@ from dpvim.types import Relation
 _DELTAS = (1e-3, 1e-2, 0.03, 0.1, 0.3)
 # For the bound on epsilon that is reported next to the claim.
 _DELTA_OF_BOUND = 1e-3
-_WORTH_SAYING = 1e-3
+_REPORTED_P_VALUE = 1e-3
 
 
 def game_checks(
-    program: Vectorised,
+    program: VectorizedRuns,
     relation: Relation,
     streams: Callable[[], SecretStreams],
     *,
@@ -45,9 +45,9 @@ def game_checks(
 
 
 class _Game:
-    """The worlds of an adversary, and how to tell them apart."""
+    """The worlds of an adversary, and scores to tell them apart."""
 
-    def __init__(self, program: Vectorised, plan: PrivacyPlan) -> None:
+    def __init__(self, program: VectorizedRuns, plan: PrivacyPlan) -> None:
         self._program, self._plan = program, plan
         self._path = program.target.path
         self._shares = program.target.shares()
@@ -59,33 +59,33 @@ class _Game:
     ) -> Finding:
         scores = self._scores(adversary)
         inside, outside = (
-            self._program.play(
+            self._program.run_sampled(
                 records,
                 num_rows,
                 runs=runs,
                 streams=streams(),
-                look=lambda seen: {name: score(seen) for name, score in scores.items()},
+                summarize=lambda view: {name: score(view) for name, score in scores.items()},
             )
             for records, num_rows in self._worlds(adversary)
         )
-        looks, bound = [], 0.0
+        candidates, bound = [], 0.0
         for name in scores:
-            present, absent = _finite_order(inside[name]), _finite_order(outside[name])
+            present, absent = _nan_to_inf(inside[name]), _nan_to_inf(outside[name])
             for first, second in ((present, absent), (-absent, -present)):
                 p_values = hockey_stick(first, second, self._claims)
-                looks += [
+                candidates += [
                     (p, f"score {name!r} breaks ({epsilon:.3g}, {delta:g})")
                     for (epsilon, delta), p in zip(self._claims, p_values, strict=True)
                 ]
             bound = max(bound, _epsilon_bound(present, absent))
         claimed = self._plan.epsilon(_DELTA_OF_BOUND)
         text = f"epsilon at least {bound:.2f}, claimed {claimed:.2f}"
-        return strongest_look(f"game, {self._plan.relation}", adversary.name, text, looks)
+        return strongest_attack(f"game, {self._plan.relation}", adversary.name, text, candidates)
 
     def _numbers(self, names: tuple[str, ...]) -> np.ndarray:
         """Row numbers for each step; names are taken one step after the other, and again."""
         steps = range(self._plan.num_steps)
-        return np.array([self._path.number(names[i % len(names)]) for i in steps])
+        return np.array([self._path.row_number(names[i % len(names)]) for i in steps])
 
     def _worlds(self, adversary: Adversary) -> list[tuple[Any, int]]:
         """Records with the canary, and those of its neighbour; the number of rows that are there.
@@ -93,68 +93,73 @@ class _Game:
         The neighbour is without it, or has its opposite. Where the canary is absent its place is
         in the arrays, so that one program serves both worlds, but the sampler knows of no such row.
         """
-        others = [self._path.number(name) for name in adversary.others]
+        others = [self._path.row_number(name) for name in adversary.others]
         opposite = adversary.opposite if self._replaces else adversary.others[:1]
 
         def with_row(names: tuple[str, ...]) -> Any:
             rows = [np.array([*others, last]) for last in self._numbers(names)]
-            return self._program.ready(self._path.rows, rows)
+            return self._program.prepare_steps(self._path.rows, rows)
 
         return [
             (with_row(adversary.canary), len(others) + 1),
             (with_row(opposite), len(others) + self._replaces),
         ]
 
-    def _scores(self, adversary: Adversary) -> dict[str, Callable[[Seen], np.ndarray]]:
-        """Ways to turn what is seen of a run into one number, larger if the canary is there."""
+    def _scores(self, adversary: Adversary) -> dict[str, Callable[[AdversaryView], np.ndarray]]:
+        """Scores of a run from the adversary's view of it, larger if the canary is there."""
         plan, steps = self._plan, np.arange(self._plan.num_steps)
-        look, look_opposite = adversary.look or (adversary.canary, adversary.opposite)
+        along, along_opposite = adversary.directions or (adversary.canary, adversary.opposite)
         here, there = (
             self._shares[steps, self._numbers((names,) if isinstance(names, str) else names)]
-            for names in (look, look_opposite)
+            for names in (along, along_opposite)
         )
         there = there if self._replaces else np.zeros_like(here)
-        others = [self._path.number(name) for name in adversary.others]
-        crowd = self._shares[:, others].sum(axis=1)
+        others = [self._path.row_number(name) for name in adversary.others]
+        expected_rest = self._shares[:, others].sum(axis=1)
         away = here - there
         unit = away / np.linalg.norm(away, axis=1, keepdims=True)
 
-        def centred(seen: Seen) -> np.ndarray:
+        def centred(view: AdversaryView) -> np.ndarray:
             """The releases, less what the others are expected to add."""
-            return seen.release - (plan.sampling_prob * crowd).astype(np.float32)
+            return view.release - (plan.sampling_prob * expected_rest).astype(np.float32)
 
-        def log_ratio(seen: Seen) -> np.ndarray:
+        def log_ratio(view: AdversaryView) -> np.ndarray:
             """The best score for a sound mechanism."""
-            at = centred(seen)
-            return (_log_mixture_along(at, here, plan) - _log_mixture_along(at, there, plan)).sum(1)
+            at = centred(view)
+            present = _log_likelihood_ratio_along(at, here, plan)
+            return (present - _log_likelihood_ratio_along(at, there, plan)).sum(1)
 
         return {
             "likelihood ratio": log_ratio,
-            "sum": lambda seen: np.einsum("ntr,tr->n", centred(seen), unit),
-            "size": lambda seen: np.square(seen.release).sum(axis=(1, 2)),
+            "sum": lambda view: np.einsum("ntr,tr->n", centred(view), unit),
+            "size": lambda view: np.square(view.release).sum(axis=(1, 2)),
             # Public arithmetic takes the release to the update; if it is anything else, it shows
             # here.
-            "change for its release": lambda seen: (
-                seen.update.sum(axis=1) / (np.abs(seen.release).sum(axis=(1, 2)) + 1e-30)
+            "change for its release": lambda view: (
+                view.update.sum(axis=1) / (np.abs(view.release).sum(axis=(1, 2)) + 1e-30)
             ),
         }
 
 
-def strongest_look(check: str, question: str, text: str, looks: list[tuple[float, str]]) -> Finding:
+def strongest_attack(
+    check: str, question: str, text: str, candidates: list[tuple[float, str]]
+) -> Finding:
     """The strongest of several attacks; which claim it breaks is said only if it does."""
-    finding = Finding.strongest(check, question, looks)
-    breaks = f"; {finding.observed}" if finding.p_value < _WORTH_SAYING else ""
+    finding = Finding.strongest(check, question, candidates)
+    breaks = f"; {finding.observed}" if finding.p_value < _REPORTED_P_VALUE else ""
     return dataclasses.replace(finding, observed=text + breaks)
 
 
-def _log_mixture_along(at: np.ndarray, share: np.ndarray, plan: PrivacyPlan) -> np.ndarray:
-    """`log_mixture` for releases [runs, steps, r] and shares of the canary [steps, r]."""
+def _log_likelihood_ratio_along(at: np.ndarray, share: np.ndarray, plan: PrivacyPlan) -> np.ndarray:
+    """`log_likelihood_ratio` for releases [runs, steps, r] and shares of the canary [steps, r]."""
     lengths = np.linalg.norm(share, axis=1)
     unit = share / np.maximum(lengths, 1e-30)[:, None]
-    return log_mixture(np.einsum("ntr,tr->nt", at, unit), lengths, plan)
+    return log_likelihood_ratio(np.einsum("ntr,tr->nt", at, unit), lengths, plan)
 
 
-def log_mixture(at: np.ndarray, shift: float | np.ndarray, plan: PrivacyPlan) -> np.ndarray:
+def log_likelihood_ratio(
+    at: np.ndarray, shift: float | np.ndarray, plan: PrivacyPlan
+) -> np.ndarray:
     """Log ratio of the densities of a release with the canary and without it."""
     prob = plan.sampling_prob
     with np.errstate(invalid="ignore"):  # a release that is no number is judged by the score
@@ -162,8 +167,8 @@ def log_mixture(at: np.ndarray, shift: float | np.ndarray, plan: PrivacyPlan) ->
         return np.logaddexp(np.log1p(-prob), np.log(prob) + exponent)
 
 
-def _finite_order(score: np.ndarray) -> np.ndarray:
-    """A run that shows something other than a number has given itself away."""
+def _nan_to_inf(score: np.ndarray) -> np.ndarray:
+    """Scores with NaN as the largest: a run that shows no number has given itself away."""
     return np.where(np.isnan(score), np.inf, score)
 
 

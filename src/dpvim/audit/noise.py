@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 
 from dpvim.audit.findings import Finding, chi_square, two_sided_normal
-from dpvim.audit.target import Target, Vectorised
+from dpvim.audit.target import Target, VectorizedRuns
 from dpvim.privacy.noise import RoundedGaussianNoise
 from dpvim.privacy.randomness import SecretStreams
 
@@ -22,12 +22,14 @@ _TAIL = 4.0
 
 
 def noise_checks(target: Target, streams: list[SecretStreams], *, runs: int) -> list[Finding]:
-    """Questions to the noise of two fits."""
-    plan, program = target.plan, Vectorised(target)
-    zeros = np.full(2, target.path.number("zero"))
-    nothing = program.ready(target.path.rows, [zeros] * plan.num_steps)
+    """Checks of the noise of two fits."""
+    plan, program = target.plan, VectorizedRuns(target)
+    zeros = np.full(2, target.path.row_number("zero"))
+    nothing = program.prepare_steps(target.path.rows, [zeros] * plan.num_steps)
     first, second = (
-        program.play(nothing, 2, runs=runs, streams=each, look=lambda seen: seen.release)
+        program.run_sampled(
+            nothing, 2, runs=runs, streams=each, summarize=lambda view: view.release
+        )
         for each in streams[:2]
     )
     z, other = (release.astype(float) / plan.noise_stddev for release in (first, second))
@@ -37,7 +39,7 @@ def noise_checks(target: Target, streams: list[SecretStreams], *, runs: int) -> 
         _across_coordinates(z),
         _across_steps(z),
         _across_fits(z, other),
-        _purposes(streams[3]),
+        _separate_streams(streams[3]),
         _tail(target, streams[2], draws=max(4_000_000, 100 * runs)),
         _lattice(first, plan.noise_grid),
     ]
@@ -57,28 +59,30 @@ def _mean(z: np.ndarray) -> Finding:
 def _across_coordinates(z: np.ndarray) -> Finding:
     flat = z.reshape(-1, z.shape[-1])
     pairs = itertools.combinations(range(flat.shape[1]), 2)
-    looks = [_correlation(flat[:, i], flat[:, j], f"coordinates {i}, {j}") for i, j in pairs]
-    return Finding.strongest(CHECK, "correlation across coordinates", looks)
+    candidates = [_correlation(flat[:, i], flat[:, j], f"coordinates {i}, {j}") for i, j in pairs]
+    return Finding.strongest(CHECK, "correlation across coordinates", candidates)
 
 
 def _across_steps(z: np.ndarray) -> Finding:
     """Within runs, and on from one run to the next: the source knows steps only."""
     flat = z.reshape(-1, z.shape[-1])
-    looks = [
+    candidates = [
         _correlation(flat[:-lag, i], flat[lag:, j], f"lag {lag}, coordinates {i}, {j}")
         for lag in _LAGS
         for i, j in itertools.product(range(flat.shape[1]), repeat=2)
     ]
-    return Finding.strongest(CHECK, "correlation across steps", looks)
+    return Finding.strongest(CHECK, "correlation across steps", candidates)
 
 
 def _across_fits(z: np.ndarray, other: np.ndarray) -> Finding:
     flat, again = (a.reshape(-1, a.shape[-1]) for a in (z, other))
-    looks = [_correlation(flat[:, i], again[:, i], f"coordinate {i}") for i in range(flat.shape[1])]
-    return Finding.strongest(CHECK, "correlation across fits", looks)
+    candidates = [
+        _correlation(flat[:, i], again[:, i], f"coordinate {i}") for i in range(flat.shape[1])
+    ]
+    return Finding.strongest(CHECK, "correlation across fits", candidates)
 
 
-def _purposes(streams: SecretStreams) -> Finding:
+def _separate_streams(streams: SecretStreams) -> Finding:
     """Batches and noise come from streams of their own."""
     names = ("membership", "truncation", "places", "noise")
     starts = [streams.generator(name).bytes(32) for name in names]
@@ -106,11 +110,11 @@ def _tail(target: Target, streams: SecretStreams, *, draws: int) -> Finding:
     repeated = len(far) - len(np.unique(far))
     expected = len(far) ** 2 / 2 / (2 * in_units / _TAIL * 2)
     twice = stats.poisson.sf(repeated - 1, expected) if repeated else 1.0
-    looks = [
+    candidates = [
         (float(number), f"{len(far)} of {noise.size} beyond {_TAIL:g} sd"),
         (float(twice), f"{repeated} of {len(far)} tail values seen before"),
     ]
-    return Finding.strongest(CHECK, "tails", looks)
+    return Finding.strongest(CHECK, "tails", candidates)
 
 
 def _lattice(release: np.ndarray, grid: float) -> Finding:

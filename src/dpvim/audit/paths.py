@@ -1,4 +1,4 @@
-"""The ways from records to a clipped sum that fits may take, each with rows to attack it.
+"""Code paths from records to a clipped sum that fits may take, each with rows to attack it.
 
 `gradients` is the general one with records that are their own gradients: whoever writes the records
 writes the gradients. The others are what users run: NumPyro models by autodiff and by look-ups,
@@ -20,7 +20,7 @@ import numpyro.distributions as dist
 from jax.tree_util import PyTreeDef
 
 from dpvim.audit import models
-from dpvim.audit.canaries import NOT_FINITE, Records, extreme_rows, join, take
+from dpvim.audit.canaries import NOT_FINITE, Records, concat, extreme_rows, take
 from dpvim.audit.models import Case
 from dpvim.bridge.data import prepare
 from dpvim.bridge.model import BridgedModel, bridge
@@ -34,24 +34,24 @@ CANARY, OPPOSITE = "canary", "opposite"
 
 
 class Adversary(NamedTuple):
-    """Which row is the canary, and in which company; rows are named, see `Path.number`.
+    """A choice of canary and of the other rows, by name; see `CodePath.row_number`.
 
     Attributes:
         name: What it tries.
         canary: Its rows, one step after the other.
         opposite: What replaces them if a record is replaced.
         others: Rows that are there in both worlds.
-        look: Rows in whose direction to look for the canary and its opposite; themselves if None.
+        directions: Rows along whose shares to score the canary and its opposite; their own if None.
     """
 
     name: str
     canary: tuple[str, ...]
     opposite: tuple[str, ...]
     others: tuple[str, ...]
-    look: tuple[str, str] | None = None
+    directions: tuple[str, str] | None = None
 
 
-class WholeFit(NamedTuple):
+class FitCase(NamedTuple):
     """A model, where a fit of it starts, and rows that are there with the canary and without."""
 
     model: Callable[..., Any]
@@ -62,7 +62,7 @@ class WholeFit(NamedTuple):
     canary: Records
 
 
-class Path(NamedTuple):
+class CodePath(NamedTuple):
     """One way to a clipped sum.
 
     Attributes:
@@ -87,10 +87,10 @@ class Path(NamedTuple):
     names: tuple[str, ...]
     not_finite: tuple[str, ...]
     adversaries: tuple[Adversary, ...]
-    fit: WholeFit
+    fit: FitCase
 
-    def number(self, name: str) -> int:
-        """That of a row; ordinary ones are called "0", "1" and so on."""
+    def row_number(self, name: str) -> int:
+        """Number of a row by its name; ordinary ones are called "0", "1" and so on."""
         return self.names.index(name) if name in self.names else len(self.names) + int(name)
 
     @property
@@ -98,7 +98,7 @@ class Path(NamedTuple):
         return take(self.rows, slice(len(self.names), None))
 
 
-def _from_case(name: str, make: Callable[[], Case]) -> Path:
+def _from_case(name: str, make: Callable[[], Case]) -> CodePath:
     """A path through a NumPyro model, as `dpvim.fit` sets it up."""
     case = make()
     ordinary = jax.tree.leaves(case.ordinary)
@@ -109,7 +109,7 @@ def _from_case(name: str, make: Callable[[], Case]) -> Path:
     named |= {name: jax.tree.leaves(args) for name, args in case.extra.items()}
     named |= extreme_rows(canary)
     loc = np.asarray(bridged.space.unconstrain(case.start))
-    fit = WholeFit(
+    fit = FitCase(
         case.model,
         bridged,
         jax.tree.structure(case.ordinary),
@@ -117,13 +117,13 @@ def _from_case(name: str, make: Callable[[], Case]) -> Path:
         take(ordinary, range(5)),
         canary,
     )
-    return Path(
+    return CodePath(
         name=name,
         problem=bridged.problem,
         loc=loc,
         scale=0.05,
         clip_norm=case.clip_norm,
-        rows=join([*named.values(), ordinary]),
+        rows=concat([*named.values(), ordinary]),
         names=tuple(named),
         not_finite=(*NOT_FINITE, *(name for name in case.extra if "infinite" in name)),
         adversaries=(
@@ -135,7 +135,7 @@ def _from_case(name: str, make: Callable[[], Case]) -> Path:
     )
 
 
-def _gradients() -> Path:
+def _gradients() -> CodePath:
     """Likelihood exp(theta . x) of a record x: its gradient is the record itself."""
 
     def log_prob(latent: Latent, record: Any) -> Any:
@@ -143,7 +143,7 @@ def _gradients() -> Path:
 
     problem = Problem(_DIM, Likelihood.from_log_prob(log_prob), lambda latent: jnp.zeros(()))
     named, ordinary = _gradient_rows()
-    return Path(
+    return CodePath(
         name="gradients",
         problem=problem,
         loc=np.zeros(_DIM, np.float32),
@@ -187,9 +187,12 @@ def _gradient_adversaries() -> tuple[Adversary, ...]:
     along = (CANARY, OPPOSITE)
 
     def one(
-        name: str, row: str, others: tuple[str, ...] = alone, look: tuple[str, str] | None = None
+        name: str,
+        row: str,
+        others: tuple[str, ...] = alone,
+        directions: tuple[str, str] | None = None,
     ) -> Adversary:
-        return Adversary(name, (row,), (f"-{row}",), others, look)
+        return Adversary(name, (row,), (f"-{row}",), others, directions)
 
     return (
         one("along one axis", CANARY),
@@ -204,7 +207,7 @@ def _gradient_adversaries() -> tuple[Adversary, ...]:
     )
 
 
-def _fit_of_means() -> WholeFit:
+def _fit_of_means() -> FitCase:
     """A model whose gradients are, but for a constant, the records themselves."""
 
     def model(x: Any) -> None:
@@ -216,7 +219,7 @@ def _fit_of_means() -> WholeFit:
     canary = [np.array([[1e4, 0.0]], np.float32)]
     bridged = bridge(model, prepare(others, {}))
     loc = np.zeros(2, np.float32)
-    return WholeFit(model, bridged, jax.tree.structure(others), loc, list(others), canary)
+    return FitCase(model, bridged, jax.tree.structure(others), loc, list(others), canary)
 
 
 _CASES = {
@@ -227,14 +230,14 @@ _CASES = {
     "linear": models.linear,
     "mixture": models.mixture,
 }
-PATHS: dict[str, Callable[[], Path]] = {
+PATHS: dict[str, Callable[[], CodePath]] = {
     "gradients": _gradients,
     **{name: functools.partial(_from_case, name, make) for name, make in _CASES.items()},
 }
 
 
-class Expected:
-    """What a record's share of a release ought to be: autodiff and NumPy in double precision.
+class ReferenceGradients:
+    """Per-record gradients by autodiff in double precision, to compare shares with.
 
     It shares no code with the clipped sums under attack.
     """
@@ -243,7 +246,7 @@ class Expected:
         one = jax.grad(problem.likelihood.log_prob)
         self._gradients = jax.jit(jax.vmap(jax.vmap(one, (None, 0)), (0, None)))
 
-    def gradients(self, latents: np.ndarray, records: Records) -> np.ndarray:
+    def at(self, latents: np.ndarray, records: Records) -> np.ndarray:
         """Gradients of the records at several latents, shape [latents, rows, d]."""
         with jax.enable_x64(True):
             wide = [leaf.astype(float) if leaf.dtype.kind == "f" else leaf for leaf in records]

@@ -18,8 +18,8 @@ from dpvim.audit.findings import AuditReport, Finding
 from dpvim.audit.fits import fit_checks
 from dpvim.audit.game import game_checks
 from dpvim.audit.noise import noise_checks
-from dpvim.audit.paths import PATHS, Expected, Path
-from dpvim.audit.target import Target, Vectorised, make_target
+from dpvim.audit.paths import PATHS, CodePath, ReferenceGradients
+from dpvim.audit.target import Target, VectorizedRuns, make_target
 from dpvim.inference.families import FAMILIES
 from dpvim.inference.variants import VARIANTS, make_variant, served_variants
 from dpvim.privacy.plan import PrivacyPlan
@@ -28,8 +28,8 @@ from dpvim.types import Relation
 
 FULL_RUNS = 200_000
 QUICK_RUNS = 20_000
-_FEWEST_RUNS = 1000
-_FEWEST_FITS = 200
+_MIN_RUNS = 1000
+_MIN_FITS = 200
 _RUNS_FOR_ALL_FITS = 100_000
 CHECKS = ("noise", "batches", "clip", "game", "fits")
 
@@ -74,7 +74,7 @@ def run(
     """
     if families is None:
         families = [f for f, make in FAMILIES.items() if variant in served_variants(make(1))]
-    _check_questions(runs, variant, relations, checks, paths, families)
+    _check_arguments(runs, variant, relations, checks, paths, families)
     audit = _Audit(variant, runs, seed, every_way=every_way)
     began = time.perf_counter()
     parts = [p for p in audit.parts(relations, paths, families) if p.check in checks]
@@ -96,7 +96,7 @@ def run(
     return AuditReport(tuple(findings), settings, time.perf_counter() - began)
 
 
-def _check_questions(
+def _check_arguments(
     runs: int,
     variant: str,
     relations: Sequence[str],
@@ -105,8 +105,8 @@ def _check_questions(
     families: Sequence[str],
 ) -> None:
     """Refuse what cannot be asked, before anything is compiled."""
-    if _validate.positive_int("runs", runs) < _FEWEST_RUNS:
-        raise ValueError(f"runs: expected at least {_FEWEST_RUNS}, got {runs}.")
+    if _validate.positive_int("runs", runs) < _MIN_RUNS:
+        raise ValueError(f"runs: expected at least {_MIN_RUNS}, got {runs}.")
     _validate.one_of("variant", variant, VARIANTS)
     for name, given, known in (
         ("relation", relations, [r.value for r in Relation]),
@@ -121,7 +121,7 @@ def _check_questions(
 
 
 class _Audit:
-    """What an audit attacks, made when it is needed and kept."""
+    """The targets of an audit, made when they are needed and kept."""
 
     def __init__(self, variant: str, runs: int, seed: int | None, *, every_way: bool) -> None:
         self._variant, self._runs, self._seed = variant, runs, seed
@@ -145,11 +145,13 @@ class _Audit:
             for relation in map(Relation, relations):
                 game = functools.partial(self._game, path, family, relation)
                 yield _Part("game", f"{path}, {family}", game)
-        for path, family in self._fitted(paths, families):
+        for path, family in self._fit_cases(paths, families):
             fits = functools.partial(self._fits, path, family)
             yield _Part("fits", f"{path}, {family}", fits)
 
-    def _fitted(self, paths: Sequence[str], families: Sequence[str]) -> Iterator[tuple[str, str]]:
+    def _fit_cases(
+        self, paths: Sequence[str], families: Sequence[str]
+    ) -> Iterator[tuple[str, str]]:
         """Whole fits take long to compile: in a short audit every path has one of the families."""
         if self._runs >= _RUNS_FOR_ALL_FITS:
             return itertools.product(paths, families)
@@ -180,15 +182,15 @@ class _Audit:
             family=family,
             variant=self._variant,
             # Fits take longer than the steps of games.
-            fits=max(self._runs // (40 if path == "gradients" else 200), _FEWEST_FITS),
+            fits=max(self._runs // (40 if path == "gradients" else 200), _MIN_FITS),
             seeds=(None, None) if seed is None else (2 * seed, 2 * seed + 1),
         )
 
-    def _make_program(self, path: str, family: str, is_private: bool) -> Vectorised:
+    def _make_program(self, path: str, family: str, is_private: bool) -> VectorizedRuns:
         """The runs of games; those of other relations are the same, but for what is claimed."""
         relation = Relation.ADD_OR_REMOVE if is_private else Relation.ZERO_OUT
         scale = self._path(path)[0].scale
-        return Vectorised(self._target(path, family, relation=relation, scale=scale))
+        return VectorizedRuns(self._target(path, family, relation=relation, scale=scale))
 
     def _target(
         self,
@@ -201,21 +203,23 @@ class _Audit:
         scale: float = 1.0,
     ) -> Target:
         """Four steps at sampling probability 0.2 and noise 1: strong attacks have a chance."""
-        known, expected = self._path(path)
+        code_path, reference = self._path(path)
         plan = PrivacyPlan(
             num_examples=num_examples,
             sampling_prob=0.2,
             num_steps=4,
-            clip_norm=known.clip_norm,
+            clip_norm=code_path.clip_norm,
             relation=relation,
             noise_multiplier=noise_multiplier,
         )
-        return make_target(known, expected, plan, variant=self._variant, family=family, scale=scale)
+        return make_target(
+            code_path, reference, plan, variant=self._variant, family=family, scale=scale
+        )
 
 
-def _make_path(name: str) -> tuple[Path, Expected]:
+def _make_path(name: str) -> tuple[CodePath, ReferenceGradients]:
     path = PATHS[name]()
-    return path, Expected(path.problem)
+    return path, ReferenceGradients(path.problem)
 
 
 def _streams(seed: int | None) -> Iterator[SecretStreams]:

@@ -16,7 +16,7 @@ import optax
 from jaxtyping import Array
 
 from dpvim.audit.canaries import Records, take
-from dpvim.audit.paths import Expected, Path, clipped
+from dpvim.audit.paths import CodePath, ReferenceGradients, clipped
 from dpvim.inference.engine import Engine, State, eta_for, make_engine
 from dpvim.inference.families import FAMILIES
 from dpvim.inference.variants import make_variant
@@ -37,17 +37,21 @@ class Target(NamedTuple):
 
     engine: Engine
     state: State
-    path: Path
-    expected: Expected
+    path: CodePath
+    reference: ReferenceGradients
 
     @property
     def plan(self) -> PrivacyPlan:
         assert isinstance(self.engine.plan, PrivacyPlan)
         return self.engine.plan
 
-    def ready(self, records: Records) -> Any:
+    def prepare(self, records: Records) -> Any:
         """Records as the engine takes them, made as fits make them."""
         return self.engine.prepare([jnp.asarray(leaf) for leaf in records])
+
+    def zero_noise(self) -> np.ndarray:
+        """Noise of a step that releases its sum as it is."""
+        return np.zeros(self.engine.variant.num_released, np.int32)
 
     def etas(self) -> Array:
         """The public draws of all steps."""
@@ -55,11 +59,11 @@ class Target(NamedTuple):
         return jnp.stack([eta_for(family, key, jnp.int32(i)) for i in range(self.plan.num_steps)])
 
     def shares(self) -> np.ndarray:
-        """What the adversary expects the path's rows to add to releases: [steps, rows, r]."""
+        """Shares of releases that the adversary expects of the path's rows: [steps, rows, r]."""
         params, etas = self.state.params, self.etas()
         family, encode = self.engine.family, self.engine.variant.encode
         latents = np.stack([family.reparametrise(params, eta) for eta in etas])
-        gradients = self.expected.gradients(latents, self.path.rows)
+        gradients = self.reference.at(latents, self.path.rows)
         with jax.enable_x64(True):
             by_step = jax.vmap(jax.vmap(lambda eta, g: encode(params, eta, g), (None, 0)))
             encoded = np.asarray(by_step(etas, gradients))
@@ -67,8 +71,8 @@ class Target(NamedTuple):
 
 
 def make_target(
-    path: Path,
-    expected: Expected,
+    path: CodePath,
+    reference: ReferenceGradients,
     plan: PrivacyPlan,
     *,
     variant: str = "aligned",
@@ -84,11 +88,11 @@ def make_target(
     # Somewhere: a family starts with scales that are all alike, and without correlations.
     packed = guide.pack(state.params)
     moved = packed + 0.1 * scale * jnp.sin(jnp.arange(len(packed)))
-    return Target(engine, state._replace(params=guide.unpack(moved)), path, expected)
+    return Target(engine, state._replace(params=guide.unpack(moved)), path, reference)
 
 
-class Seen(NamedTuple):
-    """What the adversary sees of a step: the release, and the change of the parameters.
+class AdversaryView(NamedTuple):
+    """The adversary's view of a step: the release, and the change of the parameters.
 
     Of many runs side by side it is the sum of the changes' sizes.
     """
@@ -99,53 +103,53 @@ class Seen(NamedTuple):
 
 def step_once(
     target: Target, eta: Array, number: Any, records: Any, rows: Array, noise: Array
-) -> Seen:
+) -> AdversaryView:
     """A step on the records with these row numbers; records as `Engine.prepare` returns them."""
     state = target.state._replace(step=jnp.int32(number))
     after, info = target.engine.step(state, eta, records, rows, noise)
     pack = target.engine.family.pack
-    return Seen(info.release, pack(after.params) - pack(state.params))
+    return AdversaryView(info.release, pack(after.params) - pack(state.params))
 
 
-class Vectorised:
+class VectorizedRuns:
     """Many runs of the plan's steps as one program, compiled once for each shape."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         etas, numbers = target.etas(), jnp.arange(target.plan.num_steps)
 
-        def one_run(records: Any, rows: Array, noise: Array) -> Seen:
-            def one(eta: Array, number: Array, *rest: Any) -> Seen:
-                seen = step_once(target, eta, number, *rest)
-                return seen._replace(update=jnp.sum(jnp.abs(seen.update)))
+        def one_run(records: Any, rows: Array, noise: Array) -> AdversaryView:
+            def one(eta: Array, number: Array, *rest: Any) -> AdversaryView:
+                view = step_once(target, eta, number, *rest)
+                return view._replace(update=jnp.sum(jnp.abs(view.update)))
 
             return jax.vmap(one)(etas, numbers, records, rows, noise)
 
         self._all_runs = jax.jit(jax.vmap(one_run, in_axes=(None, 0, 0)))
 
-    def ready(self, records: Records, numbers: Sequence[np.ndarray]) -> Any:
+    def prepare_steps(self, records: Records, numbers: Sequence[np.ndarray]) -> Any:
         """Records with these numbers, for each step, as the engine takes them."""
-        by_step = [self.target.ready(take(records, each)) for each in numbers]
+        by_step = [self.target.prepare(take(records, each)) for each in numbers]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *by_step)
 
-    def silent(self, records: Any, rows: np.ndarray) -> Seen:
+    def run_without_noise(self, records: Any, rows: np.ndarray) -> AdversaryView:
         """Steps on batches of chosen rows, shape [runs, steps, batch], without noise."""
         noise = np.zeros((*rows.shape[:2], self.target.engine.variant.num_released), np.int32)
         return jax.tree.map(np.asarray, self._all_runs(records, rows.astype(np.int32), noise))
 
-    def play(
+    def run_sampled(
         self,
         records: Any,
         num_rows: int,
         *,
         runs: int,
         streams: SecretStreams,
-        look: Callable[[Seen], T],
+        summarize: Callable[[AdversaryView], T],
     ) -> T:
-        """What `look` makes of `runs` independent runs on the first `num_rows` records.
+        """Summaries of `runs` independent runs on the first `num_rows` records.
 
-        The library's sampler and noise draw from `streams`. Results of `look` are joined along
-        their first axes.
+        The library's sampler and noise draw from `streams`. Results of `summarize` are
+        concatenated along their first axes.
         """
         engine, steps = self.target.engine, self.target.plan.num_steps
         source = engine.source(num_rows, streams)
@@ -156,7 +160,7 @@ class Vectorised:
             # The last ones are drawn for a whole program, and those too many are dropped.
             drawn = source.draw(at_a_time * steps, at_a_time * steps)
             by_run = [each.reshape(at_a_time, steps, -1) for each in drawn]
-            seen = jax.tree.map(np.asarray, self._all_runs(records, *by_run))
+            view = jax.tree.map(np.asarray, self._all_runs(records, *by_run))
             kept = min(at_a_time, runs - start)
-            found.append(look(jax.tree.map(lambda leaf, n=kept: leaf[:n], seen)))
+            found.append(summarize(jax.tree.map(lambda leaf, n=kept: leaf[:n], view)))
         return jax.tree.map(lambda *parts: np.concatenate(parts), *found)

@@ -27,7 +27,7 @@ from jaxtyping import Array, Float
 
 from dpvim.bridge.latent_space import LatentSpace, Site
 from dpvim.privacy.clipping import materialize
-from dpvim.privacy.records import over_records, programs_within
+from dpvim.privacy.records import inner_jaxprs, over_records
 from dpvim.types import Latent, Record, Scalar
 
 LogProbOfSites = Callable[[dict[str, Array], Record], Scalar]
@@ -129,7 +129,7 @@ class _Source(NamedTuple):
             return self
         if not self.axes:  # there is one event, which meets no other
             # What is within other programs may have derivatives in one direction only.
-            is_simple = name == "custom_jvp_call" or not programs_within(equation)
+            is_simple = name == "custom_jvp_call" or not inner_jaxprs(equation)
             return self if is_simple else None
         if name == "transpose":
             return self._replace(axes=tuple(map(params["permutation"].index, self.axes)))

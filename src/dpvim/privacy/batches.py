@@ -1,8 +1,8 @@
-"""Batches as row numbers: which records of the data a step uses, and sums over them in pieces.
+"""Batches as row numbers: which records of the data a step uses, and sums over microbatches.
 
-A batch is gathered a piece at a time, and pieces are about as large as batches usually are. A batch
-has room for far more rows than it usually holds, since a cut would cost privacy; pieces that hold
-nobody are not worked on.
+A batch is gathered a microbatch at a time, and microbatches are about as large as batches usually
+are. A batch has room for far more rows than it usually holds, since a cut would cost privacy;
+microbatches that hold nobody are not worked on.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dpvim.privacy.plan import Plan
 from dpvim.privacy.sampling import EMPTY
 from dpvim.types import Latent, Mask, Record, Weights
 
-# A piece has at most so many rows, which is what `lattice.exact_sum` adds up at once, and so many
-# numbers, 4 MB: faster than larger ones, which leave the caches (twice at d 50, five at d 700),
-# and the memory of a step does not grow with its batch.
-_PIECE_ROWS = 2**10
-_PIECE_NUMBERS = 2**20
-# More rows than the mean by so many standard deviations are left to a second piece.
+# A microbatch has at most so many rows, which is what `lattice.exact_sum` adds up at once, and so
+# many numbers, 4 MB: faster than larger ones, which leave the caches (twice at d 50, five at
+# d 700), and the memory of a step does not grow with its batch.
+_MICROBATCH_ROWS = 2**10
+_MICROBATCH_ENTRIES = 2**20
+# More rows than the mean by so many standard deviations are left to a second microbatch.
 _USUAL_EXCESS = 2.5
 # Sums over rows are fastest over a multiple of this many.
 _ROWS_MULTIPLE = 16
@@ -60,19 +60,19 @@ def with_public_shape(records: Record, plan: Plan) -> Record:
 
 
 def microbatch_size(plan: Plan, dim: int) -> int:
-    """Rows of a piece: enough for most batches of the plan, unless they are very large."""
+    """Rows of a microbatch: enough for most batches of the plan, unless they are very large."""
     spread = math.sqrt(plan.expected_batch_size * (1 - plan.sampling_prob))
     usual = plan.expected_batch_size + _USUAL_EXCESS * spread
-    return _round_up(min(usual, _PIECE_ROWS, max(1, _PIECE_NUMBERS // dim)))
+    return _round_up(min(usual, _MICROBATCH_ROWS, max(1, _MICROBATCH_ENTRIES // dim)))
 
 
-def microbatched(clipped_sum: ClippedSum, piece: int) -> BatchSum:
-    """The sum over a batch, `piece` rows at a time; no row numbers means all rows.
+def microbatched(clipped_sum: ClippedSum, size: int) -> BatchSum:
+    """The sum over a batch, `size` rows at a time; no row numbers means all rows.
 
-    How a batch is cut is public, so it is cut alike with and without a record. How many pieces hold
-    somebody does not change the sum: the others add zeros. Sums of whole multiples of a quantum
-    are exact in any order; others, which are in double precision, take no more additions than
-    `lattice.Lattice` allows for.
+    How a batch is cut is public, so it is cut alike with and without a record. How many
+    microbatches hold somebody does not change the sum: the others add zeros. Sums of whole
+    multiples of a quantum are exact in any order; others, which are in double precision, take no
+    more additions than `lattice.Lattice` allows for.
     """
 
     def total(
@@ -84,19 +84,19 @@ def microbatched(clipped_sum: ClippedSum, piece: int) -> BatchSum:
     ) -> Float[Array, " d"]:
         takes_all = rows.shape[0] == 0
         num_rows = num_rows_of(records) if takes_all else rows.shape[0]
-        if num_rows <= piece:
+        if num_rows <= size:
             if takes_all:
                 return clipped_sum(latent, weights, records, jnp.zeros(num_rows, bool), bound)
             return clipped_sum(latent, weights, *select(records, rows), bound)
-        count: Any = -(-num_rows // piece)
+        count: Any = -(-num_rows // size)
         if takes_all:
-            take = lambda i: _slice(records, i * piece, piece)  # noqa: E731
+            take = lambda i: _slice(records, i * size, size)  # noqa: E731
         else:
-            padded = jnp.pad(rows, (0, count * piece - num_rows), constant_values=EMPTY)
+            padded = jnp.pad(rows, (0, count * size - num_rows), constant_values=EMPTY)
             last = jnp.max(jnp.where(rows == EMPTY, 0, jnp.arange(1, num_rows + 1)))
-            count = (last + piece - 1) // piece
+            count = (last + size - 1) // size
             take = lambda i: select(  # noqa: E731
-                records, jax.lax.dynamic_slice_in_dim(padded, i * piece, piece)
+                records, jax.lax.dynamic_slice_in_dim(padded, i * size, size)
             )
 
         def add(i: Int[Array, ""], so_far: Float[Array, " d"]) -> Float[Array, " d"]:

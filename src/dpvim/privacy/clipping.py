@@ -127,7 +127,7 @@ def unscaled(total: Float[Array, " d"], scale: Weights) -> Float[Array, " d"]:
 
 
 def materialize(make: Callable[[], Tree], is_padding: Mask) -> Tree:
-    """The arrays that `make` returns, computed once for whoever uses them.
+    """Compute the arrays that `make` returns once, and store them for whoever uses them.
 
     A compiler may work out a number twice, here for the norm and for the sum, and round
     differently (with a fused multiply-add in one of them); where numbers cancel the difference
@@ -135,28 +135,28 @@ def materialize(make: Callable[[], Tree], is_padding: Mask) -> Tree:
     the compiler cannot know that it is always the first.
     """
 
-    program, like = jax.make_jaxpr(make, return_shape=True)()  # traced once
-    leaves, structure = jax.tree.flatten(like)
+    program, shapes = jax.make_jaxpr(make, return_shape=True)()  # traced once
+    leaves, structure = jax.tree.flatten(shapes)
 
     def nothing() -> list[Array]:
         return [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
 
-    found = jax.lax.cond(_is_true(is_padding), jaxpr_as_fun(program), nothing)
+    found = jax.lax.cond(_opaque_true(is_padding), jaxpr_as_fun(program), nothing)
     return jax.tree.unflatten(structure, found)
 
 
 @jax.custom_batching.custom_vmap
-def _is_true(is_padding: Mask) -> Bool[Array, ""]:
-    """True: there is no more padding than there are rows. Known when the program runs."""
+def _opaque_true(is_padding: Mask) -> Bool[Array, ""]:
+    """True, which the compiler cannot know: there is no more padding than there are rows."""
     return jnp.sum(is_padding) <= is_padding.size
 
 
-@_is_true.def_vmap
-def _is_true_for_all(
+@_opaque_true.def_vmap
+def _opaque_true_vmapped(
     axis_size: int, in_batched: list[bool], is_padding: Bool[Array, "runs batch"]
 ) -> tuple[Bool[Array, ""], bool]:
     # One answer for all: a choice that differed between runs would be made after both branches.
-    return _is_true(is_padding), False
+    return _opaque_true(is_padding), False
 
 
 class ClippedSum(Protocol):

@@ -21,9 +21,9 @@ from dpvim._compile import single_precision
 from dpvim.privacy.plan import Plan
 
 # Rows are rounded to 2^20 levels up to the clip norm, so that 2^10 of them sum within 32 bits.
-_ROW_LEVELS = 2**20
+_QUANTIZATION_LEVELS = 2**20
 _BLOCK_ROWS = 2**10
-_LANES = 16
+_PARTIAL_SUMS = 16
 # Floats from 2^23 on are integers with consecutive bit patterns. Adding this rounds a number below
 # 2^22 to an integer and leaves it in the low bits: cheaper than rounding and converting.
 _SHIFT = np.float32(1.5 * 2**23)
@@ -56,7 +56,7 @@ class Lattice(NamedTuple):
             # Norms, factors, products and weights in single precision: sums of up to d squares.
             (2 * dim + 32) * _SINGLE
             # Every row is rounded to a multiple of at most 2 C / levels.
-            + math.sqrt(dim) / _ROW_LEVELS
+            + math.sqrt(dim) / _QUANTIZATION_LEVELS
             # E w^-1/2 applied to the sum (and the sum itself where a likelihood brings its own)
             # in double precision, in both worlds.
             + 2 * (rows + 16) * rows * _DOUBLE
@@ -89,16 +89,16 @@ def exact_sum(
     Returns:
         Double precision.
     """
-    quantum = 2.0 ** math.ceil(math.log2(bound)) / _ROW_LEVELS
+    quantum = 2.0 ** math.ceil(math.log2(bound)) / _QUANTIZATION_LEVELS
     blocks = -(-len(rows) // _BLOCK_ROWS)
-    more = -len(rows) % (blocks * _LANES)
+    more = -len(rows) % (blocks * _PARTIAL_SUMS)
     scaled = jnp.pad(factors * (1 / quantum), (0, more))
     shifted = scaled[:, None] * jnp.pad(rows, [(0, more), (0, 0)]) + _SHIFT
     bits = jax.lax.bitcast_convert_type(shifted.astype(jnp.float32), jnp.int32)
     # Sums over contiguous rows are the fastest that XLA has. What overflows on the way comes back
     # when the shifts' own bits are taken off: integers are added modulo 2^32.
-    by_lane = jnp.sum(bits.reshape(_LANES, -1, rows.shape[1]), axis=0, dtype=jnp.int32)
-    by_block = by_lane.reshape(-1, blocks, rows.shape[1])
+    partial = jnp.sum(bits.reshape(_PARTIAL_SUMS, -1, rows.shape[1]), axis=0, dtype=jnp.int32)
+    by_block = partial.reshape(-1, blocks, rows.shape[1])
     counts = jnp.sum(by_block, axis=0, dtype=jnp.int32)
     shifts = int(_SHIFT.view(np.int32)) * (len(shifted) // blocks) % 2**32
     counts = counts - np.uint32(shifts).view(np.int32)

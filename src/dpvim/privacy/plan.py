@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # What the cap on batches may add to delta in a step: a thousandth of 1e-12 in 10^7 steps. It takes
 # nine to ten standard deviations above the mean for large batches, more for a few records. The
 # cap must not depend on the number of steps: a run that is stopped keeps the one it had.
-_MOST_CUT_PROB = 1e-22
+_MAX_TRUNCATION_PROB = 1e-22
 # A record is drawn once in a billion steps, which is more than any run takes. Below 4e-16 the gaps
 # between the records that are drawn would no longer fit 64 bits.
 _SMALLEST_SAMPLING_PROB = 1e-9
@@ -37,7 +37,7 @@ _GRID_BITS = 24
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Schedule:
-    """Which records are looked at when: what private and non-private plans have in common."""
+    """The sampling schedule, which private and non-private plans have in common."""
 
     num_examples: int
     sampling_prob: float
@@ -52,15 +52,15 @@ class _Schedule:
     def max_batch_size(self) -> int:
         """Public cap on a batch; a larger draw is cut to a uniformly chosen part of it."""
 
-        def rarely_cuts(cap: int) -> bool:
-            added = accounting.cut_prob(
+        def rarely_truncates(cap: int) -> bool:
+            added = accounting.truncation_prob(
                 sampling_prob=self.sampling_prob,
                 num_examples=self.num_examples,
                 max_batch_size=cap,
             )
-            return added <= _MOST_CUT_PROB
+            return added <= _MAX_TRUNCATION_PROB
 
-        return 1 + bisect.bisect_left(range(1, self.num_examples), True, key=rarely_cuts)
+        return 1 + bisect.bisect_left(range(1, self.num_examples), True, key=rarely_truncates)
 
     def with_steps(self, num_steps: int) -> Self:
         """The same plan for another number of steps, at the same noise."""
@@ -69,7 +69,7 @@ class _Schedule:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyPlan(_Schedule):
-    r"""What a run does to the data, from which its cost follows.
+    r"""Sampling, clip norm, noise and number of steps of a run, from which its cost follows.
 
     Each of ``num_steps`` steps takes every record independently with probability
     ``sampling_prob``, clips its contribution to ``clip_norm``, sums, and adds Gaussian noise of
@@ -106,7 +106,7 @@ class PrivacyPlan(_Schedule):
 
     @property
     def num_rows_is_private(self) -> bool:
-        """Whether the number of records must not show, not even in the shape of an array."""
+        """True if the number of records must not show, not even in the shape of an array."""
         return self.relation is Relation.ADD_OR_REMOVE
 
     @property
@@ -128,7 +128,7 @@ class PrivacyPlan(_Schedule):
     def dp_event(self) -> dp_accounting.DpEvent:
         """The run as an event of dp-accounting, for its accountants or one of your own."""
         return accounting.dp_event(
-            noise_multiplier=self.noise_stddev / self.clip_norm, **self._event_facts()
+            noise_multiplier=self.noise_stddev / self.clip_norm, **self._event_settings()
         )
 
     def epsilon(self, delta: float, *, accountant: str = "dpvim") -> float:
@@ -142,7 +142,7 @@ class PrivacyPlan(_Schedule):
         delta = _validate.open_unit("delta", delta)
         _validate.one_of("accountant", accountant, ("dpvim", "dp_accounting"))
         if accountant == "dp_accounting":
-            from dpvim.privacy.cross_check import epsilon_by_dp_accounting
+            from dpvim.privacy.accounting.cross_check import epsilon_by_dp_accounting
 
             return epsilon_by_dp_accounting(self.dp_event, delta=delta, relation=self.relation)
         return accounting.epsilon_of(self.dp_event, delta=delta, relation=self.relation)
@@ -161,7 +161,7 @@ class PrivacyPlan(_Schedule):
                     "protects nobody who was sampled; choose a smaller delta."
                 )
         noise = accounting.calibrate_noise(
-            epsilon=epsilon, delta=delta, relation=self.relation, **self._event_facts()
+            epsilon=epsilon, delta=delta, relation=self.relation, **self._event_settings()
         )
         return dataclasses.replace(self, noise_multiplier=noise)
 
@@ -180,7 +180,7 @@ class PrivacyPlan(_Schedule):
                 f"relation={self.relation.value!r})."
             )
 
-    def _event_facts(self) -> dict[str, Any]:
+    def _event_settings(self) -> dict[str, Any]:
         return {
             "sampling_prob": self.sampling_prob,
             "num_steps": self.num_steps,

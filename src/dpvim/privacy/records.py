@@ -23,9 +23,9 @@ from dpvim._compile import single_precision
 from dpvim.types import ModelError, Record
 
 # Operations whose vectorised form gives every record the bits that it would have in any company,
-# whatever the others hold (tests/privacy/test_records.py tries each). Those that run programs of
-# their own (cond, scan, ...) are looked into.
-_ENTRY_BY_ENTRY = """
+# whatever the others hold (tests/privacy/test_records.py tries each of them). Those that run
+# programs of their own (cond, scan, ...) are looked into.
+_ELEMENTWISE = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
     bitcast_convert_type cbrt ceil clamp clz convert_element_type copy cos cosh digamma div eq erf
     erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac integer_pow is_finite le
@@ -33,34 +33,34 @@ _ENTRY_BY_ENTRY = """
     random_gamma_grad reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic
     shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta
 """
-_WHERE_ENTRIES_ARE = """
+_INDEXING = """
     broadcast_in_dim concatenate dynamic_slice dynamic_update_slice empty2 expand_dims gather iota
     pad reshape rev scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub scatter_max
     scatter_min scatter_mul slice split squeeze stack tile transpose unstack
 """
-_OVER_ONE_RECORD = """
+_REDUCTIONS = """
     argmax argmin cumlogsumexp cummax cummin cumprod cumsum dot_general reduce reduce_and reduce_max
     reduce_min reduce_or reduce_prod reduce_sum reduce_xor sort top_k
 """
-_A_MATRIX_AT_A_TIME = """
+_LINEAR_ALGEBRA = """
     cholesky custom_linear_solve eigh householder_product lu lu_pivots_to_permutation qr svd
     triangular_solve
 """
 _RANDOM_NUMBERS = """
     random_bits random_fold_in random_seed random_split random_unwrap random_wrap threefry2x32
 """
-_RUN_OTHER_PROGRAMS = """
+_CALLS_AND_LOOPS = """
     checkpoint closed_call cond core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr jit
     name optimization_barrier pjit platform_index remat remat2 scan while
 """
 KEEP_RECORDS_APART = frozenset(
     (
-        _ENTRY_BY_ENTRY
-        + _WHERE_ENTRIES_ARE
-        + _OVER_ONE_RECORD
-        + _A_MATRIX_AT_A_TIME
+        _ELEMENTWISE
+        + _INDEXING
+        + _REDUCTIONS
+        + _LINEAR_ALGEBRA
         + _RANDOM_NUMBERS
-        + _RUN_OTHER_PROGRAMS
+        + _CALLS_AND_LOOPS
     ).split()
 )
 _CALLS_PYTHON = (
@@ -116,7 +116,7 @@ def check_keeps_records_apart(program: Jaxpr) -> None:
             )
         if name.startswith("random_"):
             _check_generator(equation)
-        for inner in programs_within(equation):
+        for inner in inner_jaxprs(equation):
             check_keeps_records_apart(inner)
 
 
@@ -131,7 +131,7 @@ def _check_generator(equation: JaxprEqn) -> None:
         )
 
 
-def programs_within(equation: JaxprEqn) -> list[Jaxpr]:
+def inner_jaxprs(equation: JaxprEqn) -> list[Jaxpr]:
     """The programs that an equation runs: bodies of functions and loops."""
     leaves = jax.tree.leaves(
         list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")

@@ -49,7 +49,7 @@ class PoissonSampler:
         max_batch_size: int,
         shuffled: bool = False,
     ) -> None:
-        self._places_taken = streams.generator("places") if shuffled else None
+        self._shuffle = streams.generator("places") if shuffled else None
         self._gaps = streams.generator("membership")
         self._truncation = streams.generator("truncation")
         self._num_rows = num_rows
@@ -79,8 +79,8 @@ class PoissonSampler:
             taken = taken[kept]
         rows = np.full((num_steps, self._max_batch_size), EMPTY, dtype=np.int32)
         rows[np.arange(self._max_batch_size) < drawn[:, None]] = taken
-        if self._places_taken is not None:
-            self._places_taken.permuted(rows, axis=1, out=rows)
+        if self._shuffle is not None:
+            self._shuffle.permuted(rows, axis=1, out=rows)
         return rows
 
     def _extend_to(self, end: int) -> None:

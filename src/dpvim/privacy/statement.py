@@ -1,4 +1,4 @@
-"""What was released, under which guarantee: the statement that goes with a result."""
+"""The privacy statement that goes with a result: what was released, under which guarantee."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PrivacyStatement:
 
     @property
     def private(self) -> bool:
-        """Whether the guarantee holds: not if the random numbers came from a given seed."""
+        """True if the guarantee holds: not if the random numbers came from a given seed."""
         return not self.for_testing
 
     @property
@@ -146,7 +146,7 @@ class PrivacyStatement:
 
 
 def round_up(epsilon: float, digits: int = 4) -> str:
-    """So many significant digits, never less than the number itself."""
+    """Epsilon rounded up to so many significant digits."""
     if epsilon == 0:
         return "0"
     unit = 10.0 ** (math.floor(math.log10(epsilon)) - digits + 1)

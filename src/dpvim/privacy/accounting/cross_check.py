@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpvim.privacy.accounting import delta_without_cap
+from dpvim.privacy.accounting.events import delta_without_truncation
 from dpvim.types import Relation
 
 if TYPE_CHECKING:
@@ -41,4 +41,4 @@ def epsilon_by_dp_accounting(
     }[relation]
     accountant = PLDAccountant(neighbours, _INTERVAL)
     accountant.compose(dp_accounting.SelfComposedDpEvent(uncut, event.count))
-    return float(accountant.get_epsilon(delta_without_cap(step, event.count, delta)))
+    return float(accountant.get_epsilon(delta_without_truncation(step, event.count, delta)))

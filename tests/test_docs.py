@@ -1,0 +1,65 @@
+"""Paths and names that the documentation mentions exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Paths are written relative to one of these.
+BASES = (ROOT, ROOT / "src" / "dpvim", ROOT / "tests")
+USERS_FILES = {"my_model.py"}
+FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+INLINE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+IS_PATH = re.compile(r"[\w./-]+\.(py|md)|(tests|benchmarks|docs|examples|src)/[\w./-]*")
+# `path.py`: `name`, `Class.name`
+NAMES_IN_FILE = re.compile(r"`([\w/]+\.py)`: ((?:`[\w.]+`(?:, )?)+)")
+
+
+def paths_in(text: str) -> set[str]:
+    """Words in backticks that look like paths, with or without ``::test``."""
+    words = {word for code in INLINE.findall(FENCED.sub("", text)) for word in code.split()}
+    paths = {word for word in words if IS_PATH.fullmatch(word.partition("::")[0])}
+    return paths - USERS_FILES
+
+
+def resolve(path: str, bases: tuple[Path, ...] = BASES) -> Path | None:
+    return next((base / path for base in bases if (base / path).exists()), None)
+
+
+def is_there(mention: str) -> bool:
+    path, _, test = mention.partition("::")
+    file = resolve(path)
+    return file is not None and (not test or f"def {test}(" in file.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_paths_exist(page):
+    assert [path for path in sorted(paths_in(page.read_text())) if not is_there(path)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    targets = {link for link in LINK.findall(page.read_text()) if "://" not in link}
+    assert [link for link in sorted(targets) if not resolve(link, (page.parent,))] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_are_in_the_files_that_they_are_said_to_be_in(page):
+    for path, names in NAMES_IN_FILE.findall(page.read_text()):
+        file = resolve(path)
+        assert file is not None, path
+        words = set(re.findall(r"\w+", file.read_text()))
+        assert set(re.findall(r"\w+", names)) <= words, (path, names)
+
+
+def test_stale_paths_are_caught():
+    text = "`models/bridge.py`, `tests/privacy/test_gone.py`, `bridge/model.py`, `tests/privacy`"
+    stale = {path for path in paths_in(text) if not is_there(path)}
+    assert stale == {"models/bridge.py", "tests/privacy/test_gone.py"}
+    assert not is_there("tests/test_docs.py::test_gone")
+    assert is_there("tests/test_docs.py::test_stale_paths_are_caught")
