@@ -50,10 +50,10 @@ import dpvim
 from dpvim.experiments import adult
 from dpvim.inference.families import mean_field
 from dpvim.inference.release_sums import ReleaseSums
+from dpvim.posterior.from_releases import GaussianMixture, mixture_from_releases
 from dpvim.posterior.from_releases.curvature import posterior_components
-from dpvim.posterior.from_releases.mixture import MixtureEstimate, estimate_from_releases
-from dpvim.posterior.from_releases.regression import GaussianPrior, read
-from dpvim.posterior.from_trace import Estimate, estimate
+from dpvim.posterior.from_releases.regression import GaussianPrior, fit_regression
+from dpvim.posterior.from_trace import GaussianPosterior, gaussian_from_trace
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -172,7 +172,7 @@ def draw_data(case: Case, seed: int) -> Data:
 
 def na_dpvi(
     sums: ReleaseSums, plan: Any, prior: GaussianPrior, scale: np.ndarray
-) -> MixtureEstimate:
+) -> GaussianMixture:
     """The posterior of NA-DPVI; `scale` is the variational approximation's."""
     late = ReleaseSums(*(part[len(part) // 4 :] for part in sums))
     # The prior's gradient is known and belongs to the ELBO.
@@ -181,16 +181,16 @@ def na_dpvi(
         gradient=late.gradient - late.point * precision,
         point_gradient=late.point_gradient - late.point_point * precision,
     )
-    reading = read(late, plan, prior)
-    moved = read(of_elbo, plan, prior).evidence
+    regression = fit_regression(late, plan, prior)
+    moved = fit_regression(of_elbo, plan, prior).stats
     num_windows = len(late.steps)
     weight = np.zeros((sums.dim, num_windows, num_windows))
-    noise = reading.evidence.noise
+    noise = regression.stats.noise
     weight[:, range(num_windows), range(num_windows)] = late.steps / noise[:, None]
     found = posterior_components(moved._replace(noise=noise, weight=weight, sampling_share=0.0))
     spread = np.linalg.norm(found.factor, axis=2)
-    optimum = MixtureEstimate(
-        found.loc + reading.reference,
+    optimum = GaussianMixture(
+        found.loc + regression.reference,
         spread,
         np.zeros(sums.dim),
         dpvim.posterior.convergence.Windows(
@@ -212,20 +212,20 @@ def without_products(sums: ReleaseSums) -> ReleaseSums:
 
 def posteriors(
     runs: list[Any], plan: Any, prior: GaussianPrior
-) -> Iterator[tuple[str, Estimate | MixtureEstimate]]:
+) -> Iterator[tuple[str, GaussianPosterior | GaussianMixture]]:
     """All posteriors of a data set, from a run that probes wider and one that probes as usual; the
     diagonal one if there is no other run."""
     wide, *others = runs
     if not others:
-        yield "diagonal", estimate_from_releases(without_products(wide.releases), plan, prior)
+        yield "diagonal", mixture_from_releases(without_products(wide.releases), plan, prior)
         return
     narrow = others[0]
     family = mean_field(len(prior.loc))
-    last = estimate(narrow.trace, family, estimate="last", noise_aware=None, window=1)
+    last = gaussian_from_trace(narrow.trace, family, estimate="last", noise_aware=None, window=1)
     yield "last iterate", last
-    yield "trace", estimate(narrow.trace, family)
+    yield "trace", gaussian_from_trace(narrow.trace, family)
     yield "NA-DPVI", na_dpvi(narrow.releases, plan, prior, last.scale)
-    yield "releases", estimate_from_releases(wide.releases, plan, prior)
+    yield "releases", mixture_from_releases(wide.releases, plan, prior)
 
 
 def run_cell(cell: Cell, fits: int) -> pd.DataFrame:
@@ -399,7 +399,7 @@ def run_adult(epsilon: float, seed: int) -> pd.DataFrame:
         )
 
     windows = dpvim.posterior.convergence.Windows(np.ones(dim, int), np.ones(dim, bool))
-    exact = Estimate(mean, np.linalg.cholesky(covariance), np.zeros(dim), windows)
+    exact = GaussianPosterior(mean, np.linalg.cholesky(covariance), np.zeros(dim), windows)
     note("non-private", exact)
     for width in (1.0, "auto"):
         fit = dpvim.fit(
@@ -416,14 +416,14 @@ def run_adult(epsilon: float, seed: int) -> pd.DataFrame:
             seed=seed,
         )
         if width == 1.0:
-            note("last iterate", fit.posterior_from("last", noise_aware=None).estimate)
-            note("trace", fit.posterior_from("trace").estimate)
+            note("last iterate", fit.posterior_from("last", noise_aware=None).latent_dist)
+            note("trace", fit.posterior_from("trace").latent_dist)
             prior = GaussianPrior(np.zeros(dim), np.ones(dim))
             scale = fit.posterior_from("last", noise_aware=None).scale
             if fit.releases is not None:
                 note("NA-DPVI", na_dpvi(fit.releases, fit.plan, prior, scale))
         else:
-            note("releases", fit.posterior_from("releases").estimate)
+            note("releases", fit.posterior_from("releases").latent_dist)
     return pd.DataFrame(rows)
 
 

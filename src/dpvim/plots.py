@@ -1,7 +1,7 @@
-"""Pictures of a fit: trace, posterior, convergence. Readable with five parameters and with 700.
+"""Plots of a fit: trace, posterior, convergence. Readable with five parameters and with 700.
 
-A few parameters are drawn one by one with their names; many are drawn as what they have in common,
-with the most interesting ones named.
+A few parameters are drawn one by one with their names; many are drawn as quantile bands or sorted
+by their means, with only the extreme ones named.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from dpvim.inference.trace import Trace
 from dpvim.posterior.convergence import MIN_TIMES, autocorrelation_time
 from dpvim.posterior.posterior import Posterior
 
-_FEW = 12
-_LINES = 60
+_MAX_NAMED_LINES = 12
+_MAX_LINES = 60
 LARGEST_FOREST = 40
 _DP, _TOTAL, _OTHER, _BAD = "tab:orange", "tab:blue", "tab:gray", "tab:red"
 
 
 def plot_trace(trace: Trace, posterior: Posterior, family: Family) -> Figure:
-    """Means and standard deviations of the latent against steps, the posterior at the end.
+    """Plot means and standard deviations of the latent against steps.
 
-    A dotted line marks where the typical window starts; everything left of it is burn-in.
+    A dotted line marks the start of the median window; everything left of it is burn-in.
     """
     figure, axes = plt.subplots(2, 1, figsize=(9, 6), sharex=True, layout="constrained")
-    labels = _literal(posterior.space.raw_labels())
+    labels = _escape_labels(posterior.space.raw_labels())
     snapshots = jax.tree.map(jnp.asarray, trace.params)
     scales = np.asarray(jax.vmap(lambda p: standard_deviations(family, p))(snapshots))
     _draw_lines(axes[0], trace.steps, trace.loc, labels)
@@ -42,11 +42,11 @@ def plot_trace(trace: Trace, posterior: Posterior, family: Family) -> Figure:
     axes[1].set_ylabel("standard deviation")
     axes[1].set_yscale("log")
     axes[1].set_xlabel("step")
-    window = np.median(posterior.estimate.windows.lengths)
+    window = np.median(posterior.latent_dist.windows.lengths)
     for ax in axes:
         start = trace.steps[-int(window)] if window < len(trace) else trace.steps[0]
         ax.axvline(start, color="black", linestyle=":", linewidth=1)
-    if len(labels) <= _FEW:
+    if len(labels) <= _MAX_NAMED_LINES:
         axes[0].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
     axes[0].set_title(f"Trace of {len(labels)} parameters; dotted: start of the median window")
     return figure
@@ -58,11 +58,11 @@ def plot_posterior(
     probability: float = 0.9,
     nonprivate: Mapping[str, Any] | None = None,
 ) -> Figure:
-    """Central intervals of every entry of every site, and the part of them that is DP noise.
+    """Plot central intervals of every entry of every site, and the part of them that is DP noise.
 
     Args:
-        posterior: What to draw.
-        probability: Of the intervals.
+        posterior: The posterior to draw.
+        probability: Probability of the intervals.
         nonprivate: Another `Posterior` to draw beside it. It carries no guarantee: a picture with
             it is not for release.
     """
@@ -74,8 +74,8 @@ def plot_posterior(
 
 
 def plot_convergence(trace: Trace, posterior: Posterior) -> Figure:
-    """Each parameter's window in autocorrelation times; below fifty it tells too little."""
-    windows, labels = posterior.estimate.windows, _literal(posterior.space.raw_labels())
+    """Plot each parameter's window in autocorrelation times; fifty are needed to converge."""
+    windows, labels = posterior.latent_dist.windows, _escape_labels(posterior.space.raw_labels())
     times = np.array(
         [
             length / autocorrelation_time(trace.loc[-length:, [i]].astype(float))[0]
@@ -105,20 +105,20 @@ def plot_convergence(trace: Trace, posterior: Posterior) -> Figure:
     return figure
 
 
-def _literal(names: Iterable[str]) -> list[str]:
-    """Names as labels; between two dollar signs matplotlib would read a formula."""
+def _escape_labels(names: Iterable[str]) -> list[str]:
+    """Escape dollar signs, between which matplotlib would read a formula."""
     return [name.replace("$", r"\$") for name in names]
 
 
 def _draw_lines(ax: Axes, steps: np.ndarray, values: np.ndarray, labels: list[str]) -> None:
-    if len(labels) <= _FEW:
+    if len(labels) <= _MAX_NAMED_LINES:
         for column, label in zip(values.T, labels, strict=True):
             ax.plot(steps, column, linewidth=0.9, label=label)
         return
     bands = np.quantile(values, [0.05, 0.25, 0.5, 0.75, 0.95], axis=1)
     ax.fill_between(steps, bands[0], bands[4], color=_TOTAL, alpha=0.15, linewidth=0)
     ax.fill_between(steps, bands[1], bands[3], color=_TOTAL, alpha=0.25, linewidth=0)
-    chosen = np.linspace(0, len(labels) - 1, min(_LINES, len(labels))).astype(int)
+    chosen = np.linspace(0, len(labels) - 1, min(_MAX_LINES, len(labels))).astype(int)
     ax.plot(steps, values[:, chosen], color="black", linewidth=0.3, alpha=0.4)
     ax.plot(steps, bands[2], color=_TOTAL, linewidth=1.5)
 
@@ -146,7 +146,7 @@ def _forest(table: Any, other: Any, probability: float) -> Figure:
         ax.plot(other["mean"], rows + 0.25, "o", color=_OTHER, markersize=3)
     names = [
         name if good else f"{name} (not converged)"
-        for name, good in zip(_literal(table.index), table["converged"], strict=True)
+        for name, good in zip(_escape_labels(table.index), table["converged"], strict=True)
     ]
     ax.set_yticks(rows, names)
     ax.invert_yaxis()
@@ -157,7 +157,7 @@ def _forest(table: Any, other: Any, probability: float) -> Figure:
 
 
 def _caterpillar(table: Any, other: Any, probability: float) -> Figure:
-    """All entries in the order of their means; the names of the ends."""
+    """Intervals of all entries, sorted by their means; only the first and the last are named."""
     figure, ax = plt.subplots(figsize=(10, 4.5), layout="constrained")
     order = np.argsort(table["mean"].to_numpy())
     low, high = table.columns[2:4]
@@ -175,7 +175,7 @@ def _caterpillar(table: Any, other: Any, probability: float) -> Figure:
         )
     for place in (0, len(table) - 1):
         ax.annotate(
-            _literal([sorted_table.index[place]])[0],
+            _escape_labels([sorted_table.index[place]])[0],
             (place, mean.iloc[place]),
             xytext=(6 if place == 0 else -6, 0),
             textcoords="offset points",

@@ -22,8 +22,9 @@ from dpvim.inference.engine import State
 from dpvim.inference.families import Family
 from dpvim.inference.release_sums import LARGEST_FULL_DIM, ReleaseSums
 from dpvim.inference.trace import Trace
-from dpvim.posterior.from_trace import Estimate, EstimateName, NoiseAwareness, WindowRule
-from dpvim.posterior.from_trace import estimate as estimate_posterior
+from dpvim.posterior.from_trace import EstimateName, NoiseAwareness, WindowRule
+from dpvim.posterior.from_trace import GaussianPosterior as Estimate
+from dpvim.posterior.from_trace import gaussian_from_trace as estimate_posterior
 from dpvim.posterior.posterior import Posterior
 from dpvim.prepared import PreparedFit, numpyro_params
 from dpvim.privacy.plan import Plan, PrivacyPlan
@@ -204,7 +205,7 @@ class Fit:
                 "method='releases': this fit has no sums of released gradients. They are kept "
                 "for variant='aligned', in fits (and files) made with this version."
             )
-        from dpvim.posterior.from_releases.mixture import estimate_from_releases
+        from dpvim.posterior.from_releases import mixture_from_releases as estimate_from_releases
 
         every = self.trace.every
         found = estimate_from_releases(self.releases, self.plan, self.prior, snapshot_steps=every)
@@ -360,7 +361,7 @@ def _announce_doubts(posterior: Posterior, *, stacklevel: int) -> None:
 
 
 def _say_doubtful(posterior: Posterior) -> str:
-    of_the_trace = isinstance(posterior.estimate, Estimate)
+    of_the_trace = isinstance(posterior.latent_dist, Estimate)
     return (_say_not_converged if of_the_trace else _say_not_told)(posterior)
 
 

@@ -20,7 +20,7 @@ import pytest
 
 import dpvim
 from dpvim.bridge.latent_space import LatentSpace, Site
-from dpvim.posterior.from_trace import Estimate
+from dpvim.posterior.from_trace import GaussianPosterior
 from dpvim.posterior.posterior import Posterior
 
 mpl.use("Agg")
@@ -102,7 +102,7 @@ def test_log_prob_of_a_positive_site_integrates_to_one():
     space = LatentSpace([Site("s", (), (), dist.constraints.positive)])
     windows = dpvim.posterior.convergence.Windows(np.array([10]), np.array([True]))
     lognormal = Posterior(
-        Estimate(np.array([0.3]), np.array([0.4]), np.array([0.1]), windows), space, 1, {}
+        GaussianPosterior(np.array([0.3]), np.array([0.4]), np.array([0.1]), windows), space, 1, {}
     )
     grid = np.linspace(0.01, 12, 20_000)
     total = np.trapezoid(np.exp(lognormal.log_prob({"s": grid})), grid)

@@ -1,4 +1,4 @@
-r"""From a window of the trace to an estimate and to how far noise has moved it.
+r"""Averages over a window of the trace, and the variance that noise gives them.
 
 The last iterate and the average of a window are both estimates of the optimum. The first one
 varies like the trace, the second one less by the window's effective sample size.
@@ -36,7 +36,7 @@ def window_mean(trace: Snapshots, lengths: Lengths) -> PerParameter:
 
     Args:
         trace: Snapshots of the parameters.
-        lengths: How many of the last snapshots to use, for each parameter or for all of them.
+        lengths: Number of last snapshots to use, for each parameter or for all of them.
     """
     return _by_length(trace, lengths, lambda window: window.mean(axis=0))
 
@@ -44,7 +44,7 @@ def window_mean(trace: Snapshots, lengths: Lengths) -> PerParameter:
 def window_variance(trace: Snapshots, lengths: Lengths) -> PerParameter:
     r"""Variance of one iterate, :math:`\frac{1}{w - 1} \sum_{t > T - w} (y_t - \bar y)^2`.
 
-    What noise adds to the uncertainty if the estimate is the last iterate; 0 for a window of one.
+    The variance that noise adds if the estimate is the last iterate; 0 for a window of one.
     """
     return _by_length(trace, lengths, _variance)
 
@@ -52,8 +52,8 @@ def window_variance(trace: Snapshots, lengths: Lengths) -> PerParameter:
 def mean_variance(trace: Snapshots, lengths: Lengths) -> PerParameter:
     r"""Variance of `window_mean`: that of one iterate over the effective sample size.
 
-    What noise adds to the uncertainty if the estimate is the window's average. Like the effective
-    sample size it is too optimistic for windows that are short in autocorrelation times.
+    The variance that noise adds if the estimate is the window's average. Like the effective sample
+    size it is too optimistic for windows that are short in autocorrelation times.
     """
     return _by_length(trace, lengths, _mean_variance)
 
@@ -71,8 +71,8 @@ def mean_covariance(trace: Snapshots, length: int) -> Float[np.ndarray, "p p"]:
     .. math:: C = D^{1/2} R D^{1/2}
 
     D is the diagonal of `mean_variance`, R the correlation matrix of the means of
-    :math:`\lfloor \sqrt w \rfloor` consecutive batches. The batches give how the parameters move
-    together over long times, which is not how single iterates correlate if some parameters are
+    :math:`\lfloor \sqrt w \rfloor` consecutive batches. The batches show how the parameters move
+    together over long times; single iterates correlate differently if some parameters are
     slower than others. Their variances are not used: batches that are not much longer than an
     autocorrelation time make them too small.
 

@@ -1,4 +1,4 @@
-r"""Which part of a trace to trust: for each parameter a window of the last snapshots.
+r"""Convergence tests: for each parameter, a window of last snapshots that has converged.
 
 A trace goes from its initial value to the optimum and then wanders around it. Averaging wants all
 of the second part and nothing of the first. The trace is a DP output: looking at it costs nothing.
@@ -19,8 +19,8 @@ A rule tries a few lengths and takes the longest window that passes:
 ========= =================================== =====================================================
 
 A parameter whose windows all fail is marked as not converged and gets the shortest one (under
-``auto`` the one that says most). A NaN or an infinity in its trace has the same effect, on this
-parameter only.
+``auto`` the one with the largest effective sample size). A NaN or an infinity in its trace has the
+same effect, on this parameter only.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from dpvim import _validate
 Snapshots: TypeAlias = Float[np.ndarray, "snapshots p"]
 PerParameter: TypeAlias = Float[np.ndarray, " p"]
 
-# From so many autocorrelation times on a window can be trusted to say how far noise moves it.
+# A window of so many autocorrelation times shows how far noise moves its average.
 MIN_TIMES = 50.0
 # Entries that are worked on at a time: a block of parameters and its transforms stay small.
 _BLOCK_ENTRIES = 2**19
 
 
 class Windows(NamedTuple):
-    """For each parameter, how many of the last snapshots to use, and whether they passed."""
+    """Number of last snapshots to use for each parameter, and if they pass the convergence test."""
 
     lengths: Int[np.ndarray, " p"]
     converged: Bool[np.ndarray, " p"]
@@ -69,7 +69,7 @@ def slope_windows(
     """
     _validate.positive("threshold", threshold)
     steps = np.arange(1, _validate.positive_int("num_candidates", num_candidates) + 1)
-    lengths = _candidates(trace, steps / num_candidates, min_window)
+    lengths = _candidate_lengths(trace, steps / num_candidates, min_window)
     return _longest_passing(trace, lengths, lambda window: np.abs(_slope(window)) < threshold)
 
 
@@ -88,7 +88,7 @@ def rhat_windows(
         num_candidates: So many are tried, each shorter by the square root of 2 than the last one.
     """
     _validate.positive("threshold", threshold)
-    lengths = _candidates(trace, _halvings(num_candidates), min_window)
+    lengths = _candidate_lengths(trace, _geometric_fractions(num_candidates), min_window)
     return _longest_passing(trace, lengths, lambda window: split_rhat(window) < threshold)
 
 
@@ -108,8 +108,8 @@ def auto_windows(
 
     On 2000 snapshots of an autoregressive process that starts up to 50 standard deviations away
     the root mean squared error of the average is at most 1.3 times that of the best fixed window
-    (a test). `min_times` is set so high because short pieces of a slow walk often look mixed:
-    benchmarks/coverage.py has how often intervals hold where this rule says converged.
+    (a test). `min_times` is set so high because short pieces of a slow walk often look mixed;
+    benchmarks/coverage.py measures the coverage of intervals that this rule calls converged.
 
     Args:
         trace: Snapshots of the parameters.
@@ -120,7 +120,7 @@ def auto_windows(
     """
     _validate.positive("min_times", min_times)
     _validate.positive("max_drift", max_drift)
-    lengths = _candidates(trace, _halvings(num_candidates), min_window)
+    lengths = _candidate_lengths(trace, _geometric_fractions(num_candidates), min_window)
     usable = np.flatnonzero(np.isfinite(trace).all(axis=0))
     sizes = np.zeros((len(lengths), trace.shape[1]))
     for row, length in enumerate(lengths):
@@ -194,7 +194,7 @@ def autocorrelation_time(window: Snapshots) -> PerParameter:
 
 
 def drift_score(window: Snapshots) -> PerParameter:
-    r"""How far the oldest tenth lies from the newest half, in standard errors (after Geweke 1992).
+    r"""Distance of the oldest tenth from the newest half, in standard errors (after Geweke 1992).
 
     .. math:: |\bar y_{old} - \bar y_{new}| / \sqrt{s^2 \tau (1 / w_{old} + 1 / w_{new})}
 
@@ -255,7 +255,7 @@ def _by_blocks(window: Snapshots, statistic: Callable[[Snapshots], PerParameter]
     return result
 
 
-def _candidates(
+def _candidate_lengths(
     trace: Snapshots, fractions: Float[np.ndarray, " n"], min_window: int
 ) -> Int[np.ndarray, " candidates"]:
     """Window lengths in ascending order, none below `min_window`, none beyond the trace."""
@@ -268,7 +268,8 @@ def _candidates(
     return np.unique(np.maximum(np.rint(len(trace) * fractions).astype(int), shortest))
 
 
-def _halvings(num_candidates: int) -> Float[np.ndarray, " n"]:
+def _geometric_fractions(num_candidates: int) -> Float[np.ndarray, " n"]:
+    """1, 2^(-1/2), 2^(-1), ..."""
     return 2.0 ** (-np.arange(_validate.positive_int("num_candidates", num_candidates)) / 2)
 
 
@@ -280,7 +281,7 @@ def _longest_passing(
     chosen = np.full(trace.shape[1], lengths[0])
     converged = np.zeros(trace.shape[1], dtype=bool)
     undecided = np.flatnonzero(np.isfinite(trace).all(axis=0))
-    # One snapshot shows nothing about convergence.
+    # Convergence cannot be tested with one snapshot.
     for length in lengths[lengths > 1][::-1]:
         passed = passes(trace[-length:, undecided])
         chosen[undecided[passed]] = length

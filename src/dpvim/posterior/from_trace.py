@@ -1,8 +1,8 @@
-r"""From a trace to a Gaussian over the latent that knows about the noise.
+r"""Noise-aware Gaussian posterior from a trace.
 
-The estimate is the last iterate or the average over a window, in the unconstrained space. The
+Its mean is the last iterate or the average over a window, in the unconstrained space. The
 noise of the run moves it: by the spread of the trace if it is one iterate, by less if it is an
-average. That spread is added to the variance of the approximation (section 3.2 of the paper):
+average. That variance is added to the variance of the approximation (section 3.2 of the paper):
 
 .. math:: \Sigma = \Sigma_q + \Sigma_{DP}.
 
@@ -38,23 +38,23 @@ WindowRule: TypeAlias = str | int
 ESTIMATES = ("average", "last")
 NOISE_AWARE = ("average", "iterate")
 
-# A window is chosen for looking calm, and its effective sample size n comes out too large; both
-# make the variance of its average too small, by about 10 / n (measured: benchmarks/coverage.py).
-_CALMNESS = 10.0
+# Windows are selected for small drift, and their effective sample size n comes out too large; both
+# make the variance of the average too small, by about 10 / n (measured: benchmarks/coverage.py).
+_SELECTION_BIAS = 10.0
 
 
 class DivergedError(RuntimeError):
-    """The run left the finite numbers; there is no posterior to be had from it."""
+    """The run diverged: its parameters are not finite, so there is no posterior."""
 
 
-class Estimate(NamedTuple):
-    """A Gaussian over the latent, and where its spread comes from.
+class GaussianPosterior(NamedTuple):
+    """A Gaussian over the unconstrained latent, with the DP part of its standard deviation.
 
     Attributes:
         loc: Mean.
         factor: Standard deviations [d] if coordinates are independent, else a Cholesky factor.
         dp_scale: Standard deviation that the noise of the run adds to each coordinate.
-        windows: Snapshots used for each mean, and whether they pass the rule.
+        windows: Number of snapshots used for each mean, and if they pass the convergence test.
     """
 
     loc: Float[np.ndarray, " d"]
@@ -87,21 +87,21 @@ class Estimate(NamedTuple):
         return self.loc[:, None] + self.scale[:, None] * scipy.stats.norm.ppf(tails)
 
 
-def estimate(
+def gaussian_from_trace(
     trace: Trace,
     family: Family,
     *,
     estimate: EstimateName = "average",
     noise_aware: NoiseAwareness = "average",
     window: WindowRule = "auto",
-) -> Estimate:
-    """The posterior that a trace speaks for.
+) -> GaussianPosterior:
+    """Compute the posterior from a trace.
 
     Args:
         trace: Snapshots of a run.
-        family: What the parameters are parameters of.
+        family: The variational family of the parameters.
         estimate: ``"average"`` of the window, or the ``"last"`` iterate.
-        noise_aware: What is added to the variance: that of an ``"iterate"``, that of the window's
+        noise_aware: The variance to add: that of an ``"iterate"``, that of the window's
             ``"average"``, or nothing (None).
         window: A rule of `dpvim.posterior.convergence`, or a number of snapshots.
 
@@ -116,19 +116,19 @@ def estimate(
     if estimate == "last":
         params = trace.last
     else:
-        params = jax.tree.map(lambda leaf: _averaged(leaf, window), trace.params)
+        params = jax.tree.map(lambda leaf: _window_average(leaf, window), trace.params)
         params = params._replace(loc=window_mean(trace.loc, windows.lengths))
     factor = _factor(family, params)
     if factor.ndim == 1:
         dp_scale = np.sqrt(_dp_variance(trace.loc, windows.lengths, noise_aware))
-        return Estimate(params.loc, np.hypot(factor, dp_scale), dp_scale, windows)
+        return GaussianPosterior(params.loc, np.hypot(factor, dp_scale), dp_scale, windows)
     added = _dp_covariance(trace.loc, windows.lengths, noise_aware)
     total = np.linalg.cholesky(factor @ factor.T + added) if noise_aware else factor
-    return Estimate(params.loc, total, np.sqrt(np.diagonal(added)), windows)
+    return GaussianPosterior(params.loc, total, np.sqrt(np.diagonal(added)), windows)
 
 
 def find_windows(values: Float[np.ndarray, "snapshots p"], window: WindowRule) -> Windows:
-    """A window for each parameter, by a rule or of a given length (which is taken on trust)."""
+    """A window for each parameter, by a rule or of a given length (which is not tested)."""
     if isinstance(window, str):
         return WINDOW_RULES[_validate.one_of("window", window, WINDOW_RULES)](values)
     length = min(_validate.positive_int("window", window), len(values))
@@ -136,7 +136,7 @@ def find_windows(values: Float[np.ndarray, "snapshots p"], window: WindowRule) -
     return Windows(np.full(num, length), np.ones(num, bool))
 
 
-def _averaged(leaf: np.ndarray, window: WindowRule) -> np.ndarray:
+def _window_average(leaf: np.ndarray, window: WindowRule) -> np.ndarray:
     flat = leaf.reshape(len(leaf), -1)
     return window_mean(flat, find_windows(flat, window).lengths).reshape(leaf.shape[1:])
 
@@ -157,14 +157,14 @@ def _dp_variance(
         return iterate
     average = mean_variance(loc, lengths)
     share = np.divide(average, iterate, out=np.zeros_like(average), where=iterate > 0)
-    return average * (1 + _CALMNESS * share)
+    return average * (1 + _SELECTION_BIAS * share)
 
 
 def _dp_covariance(
     loc: np.ndarray, lengths: Int[np.ndarray, " d"], noise_aware: NoiseAwareness
 ) -> Float[np.ndarray, "d d"]:
-    """Correlations from the shortest window, in which all parameters are at home; variances from
-    each parameter's own."""
+    """Covariance of the noise: correlations from the shortest window, which is part of all others,
+    and variances from each parameter's own."""
     variance = _dp_variance(loc, lengths, noise_aware)
     if noise_aware is None:
         return np.diag(variance)

@@ -1,4 +1,4 @@
-"""How far parameters are from where they should be: the paper's two measures.
+"""Distance of parameters from their optimum: the paper's two measures.
 
 >>> import numpy as np
 >>> trace = np.array([[0.0, 0.0], [1.0, 1.0], [2.0, 4.0]])
@@ -23,12 +23,12 @@ def mpae(
 
     .. math:: \frac 1 D \sum_d \frac{|\xi_d - \xi^*_d|}{|\xi^{(0)}_d - \xi^*_d|}
 
-    0 is at the optimum, 1 is on average as far from it as at the start.
+    It is 0 at the optimum, and 1 on average as far from it as at the start.
 
     Args:
         params: Parameters :math:`\xi`, or a trace of them.
-        initial: Where they started, :math:`\xi^{(0)}`.
-        optimum: Where they should be, :math:`\xi^*`; usually a fit without privacy.
+        initial: Their initial values, :math:`\xi^{(0)}`.
+        optimum: Their optimum, :math:`\xi^*`; usually from a fit without privacy.
 
     Returns:
         One number for each snapshot. A parameter that started exactly at its optimum has no

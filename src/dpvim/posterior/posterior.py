@@ -1,4 +1,4 @@
-"""The posterior as a user sees it: a distribution over the latent, results by site name."""
+"""`Posterior`, the public result: draws, densities, moments and intervals by site name."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from jaxtyping import Array, Float
 from dpvim import _validate
 from dpvim._compile import single_precision
 from dpvim.bridge.latent_space import LatentSpace
-from dpvim.posterior.from_trace import Estimate
+from dpvim.posterior.from_trace import GaussianPosterior
 from dpvim.privacy.randomness import fresh_key
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dpvim.posterior.from_releases.mixture import MixtureEstimate
+    from dpvim.posterior.from_releases import GaussianMixture
 
 # Means and intervals of transformed sites come from this many draws with a fixed key, so that
 # they are the same each time they are asked for.
@@ -31,19 +31,19 @@ _DRAWS = 20_000
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Posterior:
-    """A distribution over the unconstrained latent, and the way back to the model's sites.
+    """A distribution over the unconstrained latent, transformed to the model's sites.
 
     Attributes:
-        estimate: A Gaussian from the trace or a mixture from the releases, how much of its spread
-            is DP noise, and the windows behind it.
+        latent_dist: A Gaussian from the trace or a mixture from the releases, the part of its
+            spread that is DP noise, and the windows behind it.
         space: The model's sites.
-        snapshot_steps: Steps between snapshots, to tell windows in steps.
-        privacy: What the posterior cost, as plain values.
-        method: What it was made from: the ``releases``, the ``trace``, or the ``last`` iterate.
-        reason: Why that was used.
+        snapshot_steps: Steps between snapshots, to convert windows to steps.
+        privacy: The privacy statement, as plain values.
+        method: Source of the posterior: the ``releases``, the ``trace``, or the ``last`` iterate.
+        reason: Reason for this method.
     """
 
-    estimate: Estimate | MixtureEstimate
+    latent_dist: GaussianPosterior | GaussianMixture
     space: LatentSpace
     snapshot_steps: int
     privacy: Mapping[str, Any]
@@ -55,28 +55,28 @@ class Posterior:
     @property
     def loc(self) -> Float[np.ndarray, " d"]:
         """Mean of the unconstrained latent."""
-        return self.estimate.loc
+        return self.latent_dist.loc
 
     @property
     def scale(self) -> Float[np.ndarray, " d"]:
         """Standard deviations of the unconstrained latent."""
-        return self.estimate.scale
+        return self.latent_dist.scale
 
     @property
     def covariance(self) -> Float[np.ndarray, "d d"]:
         """Covariance of the unconstrained latent."""
-        return self.estimate.covariance
+        return self.latent_dist.covariance
 
     @property
     def dp_scale(self) -> Float[np.ndarray, " d"]:
         """Standard deviation that the noise of the run adds to each coordinate."""
-        return self.estimate.dp_scale
+        return self.latent_dist.dp_scale
 
     @property
     def not_converged(self) -> list[str]:
-        """Coordinates that failed the test of their estimate, by site and index: of a settled
-        trace, or of a quadratic log-likelihood."""
-        converged = self.estimate.windows.converged
+        """Coordinates that failed their convergence test, by site and index: of the trace, or of
+        the quadratic approximation of the log-likelihood."""
+        converged = self.latent_dist.windows.converged
         labels = self.space.raw_labels()
         return [label for label, passed in zip(labels, converged, strict=True) if not passed]
 
@@ -87,7 +87,7 @@ class Posterior:
         """`n` draws of every site, on its own scale: arrays of shape [n, ...] by site name."""
         n = _validate.positive_int("n", n)
         key = fresh_key() if seed is None else jax.random.key(seed)
-        latents = jnp.asarray(self.estimate.draw(key, n), jnp.float32)
+        latents = jnp.asarray(self.latent_dist.draw(key, n), jnp.float32)
         sites = jax.vmap(self.space.constrain)(latents)
         return {name: np.asarray(value) for name, value in sites.items()}
 
@@ -96,7 +96,7 @@ class Posterior:
         """Log-density at values of all sites: one number, or one for each of a batch of values.
 
         The density is that of the sites on their own scales, as NumPyro counts it: that of the
-        raw values less the log-Jacobian of the way back.
+        raw values less the log-Jacobian of the transform.
         """
         sites = self.space.sites
         missing = {site.name for site in sites} ^ set(values)
@@ -110,7 +110,7 @@ class Posterior:
 
         arrays = {name: jnp.asarray(value) for name, value in values.items()}
         latent, log_det = (jax.vmap(one) if batched else one)(arrays)
-        log_density = self.estimate.log_density(np.asarray(latent, float))
+        log_density = self.latent_dist.log_density(np.asarray(latent, float))
         return np.asarray(log_density - np.asarray(log_det))
 
     @property
@@ -128,7 +128,7 @@ class Posterior:
         probability = _validate.open_unit("probability", probability)
         tails = np.array([(1 - probability) / 2, (1 + probability) / 2])
         return self._by_site(
-            self.estimate.quantiles(tails),
+            self.latent_dist.quantiles(tails),
             lambda draws: np.moveaxis(np.quantile(draws, tails, axis=0), 0, -1),
         )
 
@@ -145,7 +145,7 @@ class Posterior:
         tail = (1 - probability) / 2
         low, high = (f"{100 * t:g}%" for t in (tail, 1 - tail))
         tables = []
-        for site, origin in zip(self.space.sites, self._origins(), strict=True):
+        for site, diagnostic in zip(self.space.sites, self._site_diagnostics(), strict=True):
             ends = interval[site.name].reshape(-1, 2)
             table = pd.DataFrame(
                 {
@@ -153,9 +153,9 @@ class Posterior:
                     "sd": std[site.name].ravel(),
                     low: ends[:, 0],
                     high: ends[:, 1],
-                    "dp_share": origin.dp_share,
-                    "window": origin.window,
-                    "converged": origin.converged,
+                    "dp_share": diagnostic.dp_share,
+                    "window": diagnostic.window,
+                    "converged": diagnostic.converged,
                     "method": self.method,
                 },
                 index=site.labels(),
@@ -201,7 +201,7 @@ class Posterior:
         source = f"from the {self.method} ({self.reason})"
         return f"<Posterior of {names} {source}: d={self.loc.size}{doubt}>"
 
-    # -- inside --------------------------------------------------------------------------------
+    # -- private -------------------------------------------------------------------------------
 
     @functools.cached_property
     def _draws(self) -> dict[str, np.ndarray]:
@@ -210,28 +210,28 @@ class Posterior:
     def _by_site(
         self, exact: np.ndarray, by_draws: Callable[[np.ndarray], np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """A statistic of every site: where the site is its raw value `exact`, which has a row for
-        each coordinate, else from draws."""
+        """A statistic by site name: from `exact`, which has a row for each coordinate, if the site
+        has no transform, else from draws."""
         return {
             site.name: part.reshape(site.shape + exact.shape[1:])
             if site.is_identity
             else by_draws(self._draws[site.name])
-            for site, part in zip(self.space.sites, self._parts(exact), strict=True)
+            for site, part in zip(self.space.sites, self._split_by_site(exact), strict=True)
         }
 
-    def _parts(self, values: np.ndarray) -> list[np.ndarray]:
-        """An array with a row for each coordinate of the latent, cut into the sites' parts."""
+    def _split_by_site(self, values: np.ndarray) -> list[np.ndarray]:
+        """Split an array with a row for each coordinate of the latent into the sites' parts."""
         return np.split(values, np.cumsum([site.raw_size for site in self.space.sites])[:-1])
 
     @single_precision
-    def _origins(self) -> list[_Origin]:
-        """Where the spread of each entry of each site comes from, to first order."""
-        windows = self.estimate.windows
+    def _site_diagnostics(self) -> list[_SiteDiagnostics]:
+        """DP share, window and convergence of each entry of each site, by the delta method."""
+        windows = self.latent_dist.windows
         parts = [
-            self._parts(np.asarray(values))
+            self._split_by_site(np.asarray(values))
             for values in (self.loc, self.scale, self.dp_scale, windows.lengths, windows.converged)
         ]
-        origins = []
+        diagnostics = []
         for site, loc, scale, dp_scale, lengths, converged in zip(
             self.space.sites, *parts, strict=True
         ):
@@ -240,16 +240,16 @@ class Posterior:
             total = jacobian**2 @ scale**2
             share = np.divide(jacobian**2 @ dp_scale**2, total, where=total > 0, out=total * 0)
             shortest = np.where(used, lengths, np.iinfo(np.int64).max).min(axis=1)
-            origins.append(
-                _Origin(
+            diagnostics.append(
+                _SiteDiagnostics(
                     share, (shortest - 1) * self.snapshot_steps, (converged | ~used).all(axis=1)
                 )
             )
-        return origins
+        return diagnostics
 
 
 @dataclasses.dataclass(frozen=True)
-class _Origin:
+class _SiteDiagnostics:
     dp_share: np.ndarray
     window: np.ndarray
     converged: np.ndarray

@@ -17,10 +17,13 @@ import dpvim
 from dpvim.inference import loop
 from dpvim.inference.gradient import default_width, width_schedule
 from dpvim.inference.release_sums import LARGEST_FULL_DIM, NUM_WINDOWS, Collector
-from dpvim.posterior.from_releases import curvature
-from dpvim.posterior.from_releases.mixture import MixtureEstimate, estimate_from_releases
-from dpvim.posterior.from_releases.regression import GaussianPrior, departure_p_values, read
-from dpvim.posterior.from_trace import Estimate
+from dpvim.posterior.from_releases import GaussianMixture, curvature, mixture_from_releases
+from dpvim.posterior.from_releases.regression import (
+    GaussianPrior,
+    fit_regression,
+    lack_of_fit_p_values,
+)
+from dpvim.posterior.from_trace import GaussianPosterior
 from dpvim.privacy.plan import PrivacyPlan
 
 RNG = np.random.default_rng(0)
@@ -203,58 +206,60 @@ def test_known_curvature_and_optimum_are_found():
     plan = plan_of(noise_multiplier=0.05)
     optimum = np.array([0.4, -0.3, 0.2])
     sums, _, _ = quadratic_sums(h=H3, g_at_zero=H3 @ optimum, plan=plan)
-    reading = read(sums, plan, FLAT)
-    found = curvature.posterior_components(reading.evidence)
+    regression = fit_regression(sums, plan, FLAT)
+    found = curvature.posterior_components(regression.stats)
     np.testing.assert_allclose(found.curvature, H3, atol=8)
     exact = np.linalg.inv(H3 + np.eye(3))
-    estimate = estimate_from_releases(sums, plan, FLAT)
-    np.testing.assert_allclose(estimate.loc, exact @ H3 @ optimum, atol=0.01)
-    np.testing.assert_allclose(estimate.covariance, exact, rtol=0.12, atol=2e-4)
-    assert (estimate.dp_scale < 0.5 * estimate.scale).all()
+    mixture = mixture_from_releases(sums, plan, FLAT)
+    np.testing.assert_allclose(mixture.loc, exact @ H3 @ optimum, atol=0.01)
+    np.testing.assert_allclose(mixture.covariance, exact, rtol=0.12, atol=2e-4)
+    assert (mixture.dp_scale < 0.5 * mixture.scale).all()
 
 
 def test_where_nothing_was_learnt_the_prior_comes_back():
     plan = plan_of(noise_multiplier=1e4)
     prior = GaussianPrior(np.array([0.0, 1.0, -2.0]), np.array([1.0, 0.5, 2.0]))
     sums, _, _ = quadratic_sums(h=H3, g_at_zero=np.zeros(3), plan=plan)
-    estimate = estimate_from_releases(sums, plan, prior)
-    np.testing.assert_allclose(estimate.loc, prior.loc, atol=0.25 * prior.scale.max())
-    np.testing.assert_allclose(estimate.scale, prior.scale, rtol=0.15)
+    mixture = mixture_from_releases(sums, plan, prior)
+    np.testing.assert_allclose(mixture.loc, prior.loc, atol=0.25 * prior.scale.max())
+    np.testing.assert_allclose(mixture.scale, prior.scale, rtol=0.15)
 
 
-def numpyro_model(evidence):
+def numpyro_model(stats):
     """The same model with nothing integrated out, for NUTS."""
-    dim = len(evidence.noise)
+    dim = len(stats.noise)
     size = curvature.num_coordinates(dim)
     flat = numpyro.sample("flat", dist.Normal(0, 1).expand([size]).to_event(1))
-    h = curvature.curvature_of(flat, evidence)
+    h = curvature.curvature_matrix(flat, stats)
     theta = numpyro.sample(
-        "theta", dist.Normal(evidence.prior_loc, jnp.sqrt(evidence.prior_variance)).to_event(1)
+        "theta", dist.Normal(stats.prior_loc, jnp.sqrt(stats.prior_variance)).to_event(1)
     )
     z = numpyro.sample("z", dist.Normal(0, 1).expand([dim]).to_event(1))
     g = h @ theta + jnp.linalg.cholesky(h) @ z
-    within = -0.5 * jnp.sum((h @ evidence.xx) * h / evidence.noise[:, None])
-    within -= jnp.sum(h * evidence.xg.T / evidence.noise[:, None])
-    gap = evidence.g + evidence.x @ h - g
-    numpyro.factor("releases", within - 0.5 * jnp.einsum("jvw,vj,wj->", evidence.weight, gap, gap))
+    within = -0.5 * jnp.sum((h @ stats.xx) * h / stats.noise[:, None])
+    within -= jnp.sum(h * stats.xg.T / stats.noise[:, None])
+    gap = stats.g + stats.x @ h - g
+    numpyro.factor("releases", within - 0.5 * jnp.einsum("jvw,vj,wj->", stats.weight, gap, gap))
 
 
 def test_the_sampler_agrees_with_nuts_on_the_whole_model():
     plan = plan_of(noise_multiplier=4.0)
     sums, _, _ = quadratic_sums(h=H3, g_at_zero=H3 @ np.array([0.3, 0.5, -0.4]), plan=plan)
-    reading = read(sums, plan, FLAT)
-    found = curvature.posterior_components(reading.evidence, effort=curvature.Effort(8, 200, 500))
+    regression = fit_regression(sums, plan, FLAT)
+    found = curvature.posterior_components(
+        regression.stats, config=curvature.SamplerConfig(8, 200, 500)
+    )
     assert found.r_hat < 1.05
     with jax.enable_x64(True):
-        evidence = jax.tree.map(jnp.asarray, reading.evidence)
+        stats = jax.tree.map(jnp.asarray, regression.stats)
         mcmc = MCMC(NUTS(numpyro_model), num_warmup=300, num_samples=2000, progress_bar=False)
-        mcmc.run(jax.random.key(0), evidence)
+        mcmc.run(jax.random.key(0), stats)
         theta = np.asarray(mcmc.get_samples()["theta"])
-    estimate = estimate_from_releases(sums, plan, FLAT, effort=curvature.Effort(8, 200, 500))
+    mixture = mixture_from_releases(sums, plan, FLAT, sampler=curvature.SamplerConfig(8, 200, 500))
     spread = theta.std(axis=0)
-    np.testing.assert_allclose(estimate.scale, spread, rtol=0.1)
+    np.testing.assert_allclose(mixture.scale, spread, rtol=0.1)
     np.testing.assert_allclose(
-        estimate.loc, theta.mean(axis=0) + reading.reference, atol=0.15 * spread.max()
+        mixture.loc, theta.mean(axis=0) + regression.reference, atol=0.15 * spread.max()
     )
 
 
@@ -267,7 +272,7 @@ def test_diagonal_sums_agree_with_full_ones_where_the_curvature_is_diagonal():
         point_point=np.einsum("wii->wi", sums.point_point),
         point_gradient=np.einsum("wii->wi", sums.point_gradient),
     )
-    full, slim = (estimate_from_releases(s, plan, FLAT) for s in (sums, diagonal))
+    full, slim = (mixture_from_releases(s, plan, FLAT) for s in (sums, diagonal))
     assert (np.abs(slim.loc - full.loc) < full.scale).all()
     assert (slim.scale > 0.9 * full.scale).all()
     assert (slim.scale < 1.6 * full.scale).all()
@@ -278,13 +283,13 @@ def test_the_test_sees_a_bend_and_nothing_else():
     straight, _, _ = quadratic_sums(h=H3, g_at_zero=np.zeros(3), plan=plan)
     bent, _, _ = quadratic_sums(h=H3, g_at_zero=np.zeros(3), plan=plan, bend=30_000.0)
     for sums, expected in ((straight, True), (bent, False)):
-        estimate = estimate_from_releases(sums, plan, FLAT)
-        assert estimate.windows.converged.all() == expected
+        mixture = mixture_from_releases(sums, plan, FLAT)
+        assert mixture.windows.converged.all() == expected
     # Uniform if the line is right: the mean over many of a uniform is one half.
     values = []
     for seed in range(40):
         sums, _, _ = quadratic_sums(h=H3, g_at_zero=np.zeros(3), plan=plan, seed=seed)
-        values.append(departure_p_values(read(sums, plan, FLAT), H3))
+        values.append(lack_of_fit_p_values(fit_regression(sums, plan, FLAT), H3))
     assert 0.4 < np.mean(values) < 0.65
 
 
@@ -293,15 +298,15 @@ def test_far_windows_are_left_out():
     _, points, gradients = quadratic_sums(h=H3, g_at_zero=np.zeros(3), plan=plan)
     points = points + np.where(np.arange(STEPS) < STEPS // 8, 5.0, 0.0)[:, None]
     sums = sums_of(points, gradients, plan)
-    reading = read(sums, plan, FLAT)
-    np.testing.assert_array_equal(reading.used, np.arange(NUM_WINDOWS) >= NUM_WINDOWS // 8)
+    regression = fit_regression(sums, plan, FLAT)
+    np.testing.assert_array_equal(regression.used, np.arange(NUM_WINDOWS) >= NUM_WINDOWS // 8)
 
 
 def test_a_short_run_is_refused():
     plan = plan_of()
     sums, _, _ = quadratic_sums(h=H3, g_at_zero=np.zeros(3), plan=plan, steps=8)
     with pytest.raises(ValueError, match="too few"):
-        read(sums, plan, FLAT)
+        fit_regression(sums, plan, FLAT)
 
 
 def test_what_is_done_for_large_matrices_agrees(monkeypatch):
@@ -309,15 +314,15 @@ def test_what_is_done_for_large_matrices_agrees(monkeypatch):
     plan, h = plan_of(noise_multiplier=2.0), H3[:2, :2]
     prior = GaussianPrior(np.zeros(2), np.ones(2))
     sums, _, _ = quadratic_sums(h=h, g_at_zero=h @ np.array([0.3, -0.2]), plan=plan)
-    effort = curvature.Effort(8, 150, 300)
-    usual = estimate_from_releases(sums, plan, prior, effort=effort)
-    monkeypatch.setattr(curvature, "_LARGEST_DENSE", 0)
-    monkeypatch.setattr(curvature, "_LARGEST_TOGETHER", 0)
-    large = estimate_from_releases(
+    config = curvature.SamplerConfig(8, 150, 300)
+    usual = mixture_from_releases(sums, plan, prior, sampler=config)
+    monkeypatch.setattr(curvature, "_MAX_DENSE_PRECONDITIONER", 0)
+    monkeypatch.setattr(curvature, "_MAX_VECTORIZED_DIM", 0)
+    large = mixture_from_releases(
         sums,
         plan,
         prior,
-        effort=effort._replace(chains=9),  # another shape is compiled anew
+        sampler=config._replace(num_chains=9),  # another shape is compiled anew
     )
     np.testing.assert_allclose(large.scale, usual.scale, rtol=0.08)
     np.testing.assert_allclose(large.loc, usual.loc, atol=0.15 * usual.scale.max())
@@ -326,10 +331,9 @@ def test_what_is_done_for_large_matrices_agrees(monkeypatch):
 def test_the_maximum_is_known_better_than_the_truth():
     plan = plan_of(noise_multiplier=0.2)
     sums, _, _ = quadratic_sums(h=H3, g_at_zero=H3 @ np.array([0.4, -0.3, 0.2]), plan=plan)
-    evidence = read(sums, plan, FLAT).evidence
+    stats = fit_regression(sums, plan, FLAT).stats
     truth, maximum = (
-        curvature.posterior_components(evidence._replace(sampling_share=share))
-        for share in (1.0, 0.0)
+        curvature.posterior_components(stats._replace(sampling_share=share)) for share in (1.0, 0.0)
     )
     spread = [np.linalg.norm(c.factor, axis=2).mean(axis=0) for c in (truth, maximum)]
     assert (spread[1] < 0.7 * spread[0]).all()
@@ -386,12 +390,12 @@ def test_the_mixture_speaks_for_sites_with_supports():
 def test_the_density_of_the_mixture_integrates_to_one():
     plan = plan_of(noise_multiplier=40.0)
     sums, _, _ = quadratic_sums(h=H3[:1, :1], g_at_zero=np.array([100.0]), plan=plan)
-    estimate = estimate_from_releases(sums, plan, GaussianPrior(np.zeros(1), np.ones(1)))
+    mixture = mixture_from_releases(sums, plan, GaussianPrior(np.zeros(1), np.ones(1)))
     grid = np.linspace(-8, 8, 4001)
-    density = np.exp(estimate.log_density(grid[:, None]))
+    density = np.exp(mixture.log_density(grid[:, None]))
     assert np.trapezoid(density, grid) == pytest.approx(1.0, abs=1e-3)
     below = np.cumsum(density) * (grid[1] - grid[0])
-    low, high = estimate.quantiles(np.array([0.1, 0.9]))[0]
+    low, high = mixture.quantiles(np.array([0.1, 0.9]))[0]
     assert np.interp(low, grid, below) == pytest.approx(0.1, abs=5e-3)
     assert np.interp(high, grid, below) == pytest.approx(0.9, abs=5e-3)
 
@@ -434,7 +438,7 @@ REASONS = {
 
 def test_the_posterior_comes_from_the_releases(tmp_path):
     fit = quick(num_steps=800, learning_rate=1e-2)
-    assert isinstance(fit.posterior.estimate, MixtureEstimate)
+    assert isinstance(fit.posterior.latent_dist, GaussianMixture)
     assert fit.posterior is fit.posterior_from("releases")
     assert fit.posterior is fit.posterior_at(noise_aware="releases")
     assert "from the releases (they can tell)" in repr(fit.posterior)
@@ -461,7 +465,7 @@ def test_the_posterior_comes_from_the_releases(tmp_path):
 def test_where_releases_cannot_tell_it_is_the_average_of_the_trace(other, request):
     fit = other()
     assert fit.posterior is fit.averaged
-    assert isinstance(fit.posterior.estimate, Estimate)
+    assert isinstance(fit.posterior.latent_dist, GaussianPosterior)
     reason = REASONS[request.node.callspec.id]
     assert reason in fit.posterior.reason
     assert f"from the trace ({fit.posterior.reason})" in repr(fit.posterior)
@@ -532,8 +536,8 @@ def test_a_few_windows_do_not_divide_by_nothing():
     points, noise = 0.1 * rng.normal(size=(steps, dim)), rng.normal(size=(steps, dim))
     gradients = -100.0 * points + plan.noise_stddev / plan.sampling_prob * noise
     sums = sums_of(points, gradients, plan)
-    reading = read(sums, plan, GaussianPrior(np.zeros(dim), np.ones(dim)))
-    assert np.isfinite(reading.evidence.noise).all()
+    regression = fit_regression(sums, plan, GaussianPrior(np.zeros(dim), np.ones(dim)))
+    assert np.isfinite(regression.stats.noise).all()
 
 
 # -- probing wider -------------------------------------------------------------------------------

@@ -1,21 +1,21 @@
-r"""What the released gradients say: a regression of gradients on points, window by window.
+r"""Linear regression of released gradients on the points where they were taken, by windows.
 
-Near a reference point r, where the run ended up, the log-likelihood of the data is close to a
-quadratic, and a release is
+Near a reference point r, the mean point of the end of the run, the log-likelihood of the data is
+close to a quadratic, and a release is
 
 .. math:: G_t = g - H (\theta_t - r) + b_{w(t)} + e_t
 
-with g the gradient at r, H the curvature, e the noise, and b what is left because the
-log-likelihood is not a quadratic. Within a window b drops out, so the sums of squares and
-products about the window's means speak for H; the means of the windows speak for g. This module
-turns sums into these statistics and decides what the noise is and how large b may be; the model
-over g and H is `dpvim.posterior.from_releases.curvature`.
+with g the gradient at r (the intercept), H the curvature (the slope), e the noise, and b the
+remainder: the log-likelihood is not exactly a quadratic. Within a window b drops out, so the sums
+of squares and products about the window's means are informative about H; the means of the windows
+are informative about g. This module turns sums into these statistics and estimates the variance of
+the noise and the size of b; the model over g and H is `dpvim.posterior.from_releases.curvature`.
 
-How large is b? Of third order in the distance. With D the mean of
+The remainder b is of third order in the distance. With D the mean of
 :math:`(\theta - r)' H (\theta - r)` over a window, a log-likelihood of N similar records has
 :math:`b \approx \gamma D N^{-1/2} H^{1/2} u`, u a vector of order one and gamma the skewness of one
-record's log-likelihood. The part of D that comes from probing points the same way in every window
-(u is shared), the part that comes from the walk does not.
+record's log-likelihood. The part of D that comes from the random draws of theta has the same u in
+every window; the part that comes from the optimiser's walk does not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy import stats
+from scipy.stats import chi2, norm
 
 from dpvim.inference.release_sums import ReleaseSums
 from dpvim.privacy.plan import PrivacyPlan
@@ -34,14 +34,14 @@ from dpvim.privacy.plan import PrivacyPlan
 # gradient, so N C^2 / d is what a coordinate can have on average; most have less by far.
 _LOG_CENTRE = -3.5
 LOG_SPREAD = 2.0
-# gamma, and the share of N that D may reach before a window is no longer looked at.
+# gamma, and the share of N that D may reach before a window is left out.
 _SKEWNESS = 0.2
-_FURTHEST = 0.5
-# Residuals that are fewer say nothing about their variance.
-_FEWEST_LEFT = 8
-# The share of a run's windows that tells where it ended up.
+_MAX_DISTANCE_SHARE = 0.5
+# With fewer degrees of freedom residuals do not determine their variance.
+_MIN_RESIDUAL_DF = 8
+# The share of a run's windows whose mean is the reference point.
 _LAST_SHARE = 0.25
-_LOW = float(stats.norm.cdf(-1))
+_LOWER_TAIL = float(norm.cdf(-1))
 _GRID = np.linspace(-4.0, 4.0, 401)[:, None]
 
 
@@ -57,12 +57,14 @@ class GaussianPrior(NamedTuple):
 
         Quantiles, because a prior with heavy tails has no standard deviation that helps.
         """
-        low, middle, high = np.quantile(np.asarray(draws, np.float64), [_LOW, 0.5, 1 - _LOW], 0)
+        low, middle, high = np.quantile(
+            np.asarray(draws, np.float64), [_LOWER_TAIL, 0.5, 1 - _LOWER_TAIL], 0
+        )
         return cls(middle, 0.5 * (high - low))
 
 
-class Evidence(NamedTuple):
-    """Everything the model of g and H conditions on; points are counted from `reference`.
+class RegressionStats(NamedTuple):
+    """Statistics that the model of g and H conditions on; points are relative to the reference.
 
     Attributes:
         log_centre: Centre of the prior of the logarithm of each coordinate's curvature.
@@ -71,7 +73,7 @@ class Evidence(NamedTuple):
         noise: Variance of one release, by coordinate.
         x, g: Means of points and gradients by window, [windows, d].
         weight: Inverse covariance over windows of what separates their means from the line, by
-            coordinate: [d, windows, windows]. Windows that are not looked at have zeros.
+            coordinate: [d, windows, windows]. Windows that are left out have zeros.
         prior_loc, prior_variance: The model's prior of the latent.
         sampling_share: 1 if theta is the truth that the data are a sample from, so that the
             maximum of the likelihood is theta plus N(0, H^-1); 0 if theta is that maximum.
@@ -89,20 +91,20 @@ class Evidence(NamedTuple):
     sampling_share: float = 1.0
 
 
-class Reading(NamedTuple):
-    """Evidence, and what to know about it.
+class RegressionFit(NamedTuple):
+    """Statistics of the regression, with its reference point and the windows that it uses.
 
     Attributes:
-        evidence: For the model.
-        reference: r.
-        steps: Number of steps that are looked at.
+        stats: Statistics for the model of g and H.
+        reference: The reference point r.
+        steps: Number of steps in the windows that are used.
         distance: D by window.
-        used: Which windows are looked at.
-        rough_curvature: A first guess at the curvature of each coordinate by itself.
-        last_spread: How far from r the points of the last windows were, by coordinate.
+        used: True for windows that are used, False for those that are too far from r.
+        rough_curvature: A first estimate of the curvature of each coordinate by itself.
+        last_spread: Root mean square distance of the last windows' points from r, by coordinate.
     """
 
-    evidence: Evidence
+    stats: RegressionStats
     reference: Float[np.ndarray, " d"]
     steps: int
     distance: Float[np.ndarray, " windows"]
@@ -111,11 +113,11 @@ class Reading(NamedTuple):
     last_spread: Float[np.ndarray, " d"]
 
 
-def read(sums: ReleaseSums, plan: PrivacyPlan, prior: GaussianPrior) -> Reading:
-    """The evidence in the sums of a run.
+def fit_regression(sums: ReleaseSums, plan: PrivacyPlan, prior: GaussianPrior) -> RegressionFit:
+    """Choose the reference point and the windows, and compute the regression's statistics.
 
     Raises:
-        ValueError: If the run is too short to tell anything.
+        ValueError: If the run is too short for a regression.
     """
     sums = ReleaseSums(*(part[sums.steps > 1] for part in sums))
     dim, count = sums.dim, sums.steps
@@ -140,10 +142,10 @@ def read(sums: ReleaseSums, plan: PrivacyPlan, prior: GaussianPrior) -> Reading:
         curvature = _rough_curvature(kept_xx, kept_xg, noise, log_centre)
         walk = np.square(x - reference) @ curvature
         distance = walk + spread @ curvature
-        used = last | (distance <= _FURTHEST * plan.num_examples)
+        used = last | (distance <= _MAX_DISTANCE_SHARE * plan.num_examples)
     unit = _SKEWNESS / np.sqrt(plan.num_examples)
     weight = _weights(noise, curvature, count, used, shared=unit * distance, own=unit * walk)
-    evidence = Evidence(
+    stats = RegressionStats(
         log_centre=log_centre,
         xx=kept_xx,
         xg=kept_xg,
@@ -157,30 +159,32 @@ def read(sums: ReleaseSums, plan: PrivacyPlan, prior: GaussianPrior) -> Reading:
     steps = int(count[used].sum())
     squares = np.square(x - reference) + spread
     last_spread = np.sqrt(np.average(squares[last], axis=0, weights=count[last]))
-    return Reading(evidence, reference, steps, distance, used, curvature, last_spread)
+    return RegressionFit(stats, reference, steps, distance, used, curvature, last_spread)
 
 
-def departure_p_values(reading: Reading, curvature: np.ndarray) -> Float[np.ndarray, " d"]:
-    """By coordinate: could noise, and the departures that were allowed for, separate the windows'
-    means from one line?
+def lack_of_fit_p_values(
+    regression: RegressionFit, curvature: np.ndarray
+) -> Float[np.ndarray, " d"]:
+    """P-values of a lack-of-fit test by coordinate: do the windows' means lie on one line?
 
-    Small values say that the log-likelihood is further from a quadratic, over what the run has
-    seen, than the model allows.
+    Deviations by noise, and by the remainder b that the model allows for, are in the null
+    hypothesis. Small values say that the log-likelihood is further from a quadratic, over the
+    points of the run, than the model allows.
 
     Args:
-        reading: What was read off the sums.
+        regression: The regression of a run.
         curvature: H, [d, d] or its diagonal [d].
     """
-    evidence, weight = reading.evidence, reading.evidence.weight
+    stats, weight = regression.stats, regression.stats.weight
     slope = curvature if curvature.ndim == 2 else np.diag(curvature)
-    level = evidence.g + evidence.x @ slope
-    gap = level - np.einsum("jvw,wj->j", weight, level) / weight.sum(axis=(1, 2))
+    intercepts = stats.g + stats.x @ slope
+    gap = intercepts - np.einsum("jvw,wj->j", weight, intercepts) / weight.sum(axis=(1, 2))
     scatter = np.einsum("jvw,vj,wj->j", weight, gap, gap)
-    return stats.chi2.sf(scatter, max(1, int(reading.used.sum()) - 1))
+    return chi2.sf(scatter, max(1, int(regression.used.sum()) - 1))
 
 
 def _products(a: np.ndarray, b: np.ndarray, count: np.ndarray, *, full: bool) -> np.ndarray:
-    """count a b' by window, or its diagonal."""
+    """Products count a b' by window, or their diagonals."""
     return np.einsum("w,wi,wj->wij" if full else "w,wi,wi->wi", count, a, b)
 
 
@@ -197,20 +201,20 @@ def _noise_variance(
         correlation = xx / np.outer(scale, scale) + 1e-9 * np.eye(len(xx))
         scaled = xg / scale[:, None]
         explained = np.einsum("ij,ij->j", scaled, np.linalg.solve(correlation, scaled))
-        left = (count - 1).sum() - len(xx)
+        residual_df = (count - 1).sum() - len(xx)
     else:
         explained = np.square(xg) / np.maximum(xx, np.finfo(float).tiny)
-        left = (count - 1).sum() - 1
+        residual_df = (count - 1).sum() - 1
     known = (plan.noise_stddev / plan.sampling_prob) ** 2
-    if left < _FEWEST_LEFT:
+    if residual_df < _MIN_RESIDUAL_DF:
         return np.full(len(gg), known)
-    return np.maximum(known, (gg - explained) / left)
+    return np.maximum(known, (gg - explained) / residual_df)
 
 
 def _rough_curvature(
     xx: np.ndarray, xg: np.ndarray, noise: np.ndarray, log_centre: np.ndarray
 ) -> Float[np.ndarray, " d"]:
-    """Each coordinate by itself: the median over a grid of its posterior."""
+    """Curvature of each coordinate by itself: exp of the posterior mean of its logarithm."""
     weights = _grid_weights(_diagonal(xx), _diagonal(xg), noise, log_centre)
     return np.exp(np.sum(weights * (log_centre + LOG_SPREAD * _GRID), axis=0))
 
