@@ -144,7 +144,7 @@ def run_cell(cell: Cell) -> pd.DataFrame:
                         "method": name,
                         "parameter": np.arange(len(SCALES)),
                         "loc": found.loc,
-                        "scale": found.factor,
+                        "scale": found.scale,
                         "dp_scale": found.dp_scale,
                         "converged": found.windows.converged,
                         "truth": data.truth,

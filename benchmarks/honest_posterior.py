@@ -210,9 +210,7 @@ def without_products(sums: ReleaseSums) -> ReleaseSums:
     return sums._replace(**dict(zip(("point_point", "point_gradient"), diagonals, strict=True)))
 
 
-def posteriors(
-    runs: list[Any], plan: Any, prior: GaussianPrior
-) -> Iterator[tuple[str, GaussianPosterior | GaussianMixture]]:
+def posteriors(runs: list[Any], plan: Any, prior: GaussianPrior) -> Iterator[tuple[str, Any]]:
     """All posteriors of a data set, from a run that probes wider and one that probes as usual; the
     diagonal one if there is no other run."""
     wide, *others = runs

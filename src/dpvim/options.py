@@ -30,7 +30,7 @@ Options = TypeVar("Options")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """How to optimise; `dpvim.fit` says what each option means.
+    """Options of the optimisation; `dpvim.fit` says what each means.
 
     Made, they are checked as far as is possible without data: a misspelt name should not cost
     minutes.

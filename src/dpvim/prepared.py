@@ -104,7 +104,7 @@ class PreparedFit:
 
     @property
     def released(self) -> str:
-        """What a run gives away, for its privacy statement."""
+        """A description of what a run releases, for its privacy statement."""
         iterates = "all iterates of the variational parameters"
         sums = ", sums of the noisy gradients"
         return iterates + (sums if self.engine.variant.releases_gradient else "")

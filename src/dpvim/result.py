@@ -1,4 +1,4 @@
-"""What a fit gives back: posterior, trace, statement; files, pictures, and the way to go on."""
+"""`Fit`, the result: posterior, trace, privacy statement, files, plots, and how to resume."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from dpvim.inference.families import Family
 from dpvim.inference.release_sums import LARGEST_FULL_DIM, ReleaseSums
 from dpvim.inference.trace import Trace
 from dpvim.posterior.from_trace import EstimateName, NoiseAwareness, WindowRule
-from dpvim.posterior.from_trace import GaussianPosterior as Estimate
 from dpvim.posterior.from_trace import gaussian_from_trace as estimate_posterior
 from dpvim.posterior.posterior import Posterior
 from dpvim.prepared import PreparedFit, numpyro_params
@@ -73,7 +72,7 @@ class Fit:
 
     @functools.cached_property
     def posterior(self) -> Posterior:
-        """What the run says about the parameters, with what its noise may have done.
+        """The posterior of the parameters, including the uncertainty that the DP noise adds.
 
         Inferred from the releases (docs/honest-posterior.md) where these can tell: for private
         runs of the aligned variant that are not too short, with at most 128 parameters, proper
@@ -84,14 +83,14 @@ class Fit:
         `posterior.not_converged` and `posterior.summary()` name them.
         """
         found = self._from_trace if self._why_not_releases else self._from_releases
-        _announce_doubts(found, stacklevel=4)
+        _warn_of_doubts(found, stacklevel=4)
         return found
 
     @functools.cached_property
     def averaged(self) -> Posterior:
         """The average of the settled part of the trace: ``posterior_from("trace")``."""
         found = self._from_trace
-        _announce_doubts(found, stacklevel=4)
+        _warn_of_doubts(found, stacklevel=4)
         return found
 
     @single_precision
@@ -122,7 +121,7 @@ class Fit:
                 "method='releases' does not look at the trace: leave out noise_aware= and window=."
             )
         found = self._from_releases
-        _announce_doubts(found, stacklevel=4)
+        _warn_of_doubts(found, stacklevel=4)
         return found
 
     def posterior_at(
@@ -177,7 +176,7 @@ class Fit:
 
     @functools.cached_property
     def _why_not_releases(self) -> str | None:
-        """Why the releases cannot tell the posterior; None if they can."""
+        """Reason not to infer the posterior from the releases; None if there is none."""
         sums = self.releases
         if not isinstance(self.plan, PrivacyPlan):
             return "the run had no noise"
@@ -215,7 +214,7 @@ class Fit:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the run was stopped before its last step; `resume` takes the others."""
+        """True if the run was stopped before its last step; `resume` takes the others."""
         return int(self.trace.steps[-1]) < self.plan.num_steps
 
     @property
@@ -270,7 +269,7 @@ class Fit:
         return plots.plot_posterior(self.posterior, **options)
 
     def plot_convergence(self, **options: Any) -> Figure:
-        """How long the windows are, in their own terms; see `dpvim.plots.plot_convergence`."""
+        """Plot the lengths of the windows, in autocorrelation times; see `dpvim.plots`."""
         from dpvim import plots
 
         return plots.plot_convergence(self.trace, self._from_trace, **options)
@@ -355,17 +354,17 @@ def _named(names: list[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
-def _announce_doubts(posterior: Posterior, *, stacklevel: int) -> None:
+def _warn_of_doubts(posterior: Posterior, *, stacklevel: int) -> None:
     if posterior.not_converged:
-        warnings.warn(_say_doubtful(posterior), ConvergenceWarning, stacklevel=stacklevel)
+        warnings.warn(_doubts_message(posterior), ConvergenceWarning, stacklevel=stacklevel)
 
 
-def _say_doubtful(posterior: Posterior) -> str:
-    of_the_trace = isinstance(posterior.latent_dist, Estimate)
-    return (_say_not_converged if of_the_trace else _say_not_told)(posterior)
+def _doubts_message(posterior: Posterior) -> str:
+    from_releases = posterior.method == "releases"
+    return (_lack_of_fit_message if from_releases else _drift_message)(posterior)
 
 
-def _say_not_told(posterior: Posterior) -> str:
+def _lack_of_fit_message(posterior: Posterior) -> str:
     names = posterior.not_converged
     return (
         f"the released gradients do not tell {len(names)} of {posterior.loc.size} parameters: "
@@ -377,7 +376,7 @@ def _say_not_told(posterior: Posterior) -> str:
     )
 
 
-def _say_not_converged(posterior: Posterior) -> str:
+def _drift_message(posterior: Posterior) -> str:
     names = posterior.not_converged
     return (
         f"{len(names)} of {posterior.loc.size} parameters have not converged: "

@@ -66,7 +66,7 @@ class FileError(ValueError):
 
 
 class SavedFit(NamedTuple):
-    """What a file holds; files of older versions have no releases and no prior."""
+    """Contents of a file; files of older versions have no releases and no prior."""
 
     plan: Plan
     privacy: PrivacyStatement | NoPrivacy

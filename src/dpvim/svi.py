@@ -227,7 +227,7 @@ class DPSVI:
 
     @property
     def plan(self) -> Plan:
-        """What every step does to the data. Another plan takes another object."""
+        """The privacy plan of every step. Another plan takes another object."""
         return self._plan
 
     @property

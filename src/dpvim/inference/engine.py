@@ -28,7 +28,7 @@ _ETA_BLOCK = 32
 
 
 class State(NamedTuple):
-    """What the next step needs, and where it comes from (`Origin`).
+    """Parameters, optimiser state, key and step number, and what protects them (`Origin`).
 
     All of it is a DP output or public, if the origin says so.
     """
@@ -41,7 +41,7 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a step gave away, and at which point: differentially private numbers only."""
+    """The release of a step and the point where it was taken: differentially private numbers."""
 
     latent: Float[Array, " d"]
     release: Float[Array, " r"]

@@ -41,7 +41,7 @@ _SMALLEST_WEIGHT = 1e-30
 
 
 class Problem(NamedTuple):
-    """What is fitted: a likelihood over records and a log prior, both of the flat latent.
+    """A likelihood over records and a log prior, both of the flat latent.
 
     `arrange` brings records into the form that the likelihood's clipped sum takes, each row by
     itself. It is applied once, to arrays with a public number of rows: a program for another

@@ -38,7 +38,7 @@ _MOST_RUNS_TOGETHER = 16
 
 
 class Run(NamedTuple):
-    """Where a run ended: before its last step if it was interrupted.
+    """The end of a run: before its last step if it was interrupted.
 
     `releases` are kept where a release is a gradient of the latent: `dpvim.inference.release_sums`.
     """
@@ -151,7 +151,7 @@ def run_many(
 
 
 def _collector(engine: Engine) -> Collector | None:
-    """What sums up the releases of a run, where these are gradients of the latent."""
+    """A collector for sums of the releases; None unless these are gradients of the latent."""
     if not engine.variant.releases_gradient:
         return None
     return Collector(engine.family.dim, engine.plan)
@@ -214,7 +214,7 @@ def _loop(
 
 
 def runs_per_program(engine: Engine) -> int:
-    """How many runs are best taken together as one vectorised program.
+    """Number of runs that are best taken together as one vectorised program.
 
     Small steps are mostly the way from one operation to the next, which vectorised runs share.
     Large ones gain nothing and lose the caches.
@@ -249,7 +249,7 @@ def _chunk_capacity(engine: Engine, batch_size: int, trace_every: int, num_steps
 
 
 class _Pace:
-    """How many steps the next chunk should have, from how long the last ones took."""
+    """Lengths of the next chunks, from the time that the last ones took."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

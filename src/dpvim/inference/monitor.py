@@ -12,7 +12,7 @@ from dpvim._progress import ProgressBar
 
 
 class RunMonitor(NamedTuple):
-    """Who is told about the steps of a run (``advance``), and asked whether to stop."""
+    """Callbacks of a run: ``advance`` is told about steps, ``stopped`` asks it to stop."""
 
     advance: Callable[[int], None]
     stopped: Callable[[], bool]

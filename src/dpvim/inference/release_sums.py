@@ -65,12 +65,12 @@ class ReleaseSums(NamedTuple):
 
     @property
     def is_full(self) -> bool:
-        """Whether products of different coordinates were kept."""
+        """True if products of different coordinates were kept."""
         return self.point_point.ndim == 3
 
     @property
     def are_enough(self) -> bool:
-        """Whether there are more steps than lines through them could use up."""
+        """True if there are more steps than a regression on them has coefficients."""
         counted = self.steps[self.steps > 1]
         return bool(counted.sum() >= 2 * (self.dim + len(counted)) + 8)
 

@@ -20,7 +20,7 @@ import scipy
 from jaxtyping import Array, Bool, Float, Int
 
 from dpvim import _validate
-from dpvim.inference.families import Family, Params
+from dpvim.inference.families import Family
 from dpvim.inference.trace import Trace
 from dpvim.posterior.averaging import (
     mean_covariance,
@@ -30,6 +30,7 @@ from dpvim.posterior.averaging import (
     window_variance,
 )
 from dpvim.posterior.convergence import WINDOW_RULES, Windows
+from dpvim.posterior.reparametrised import ReparametrisedPosterior
 
 EstimateName: TypeAlias = Literal["average", "last"]
 NoiseAwareness: TypeAlias = Literal["average", "iterate"] | None
@@ -94,8 +95,8 @@ def gaussian_from_trace(
     estimate: EstimateName = "average",
     noise_aware: NoiseAwareness = "average",
     window: WindowRule = "auto",
-) -> GaussianPosterior:
-    """Compute the posterior from a trace.
+) -> GaussianPosterior | ReparametrisedPosterior:
+    """Compute the posterior from a trace: a Gaussian if the family is.
 
     Args:
         trace: Snapshots of a run.
@@ -118,7 +119,11 @@ def gaussian_from_trace(
     else:
         params = jax.tree.map(lambda leaf: _window_average(leaf, window), trace.params)
         params = params._replace(loc=window_mean(trace.loc, windows.lengths))
-    factor = _factor(family, params)
+    if family.factor is None:
+        added = _dp_covariance(trace.loc, windows.lengths, noise_aware)
+        return ReparametrisedPosterior(family, params, _root(added), windows)
+    # In double precision: it is squared and added to.
+    factor = np.asarray(family.factor(jax.tree.map(jnp.asarray, params)), np.float64)
     if factor.ndim == 1:
         dp_scale = np.sqrt(_dp_variance(trace.loc, windows.lengths, noise_aware))
         return GaussianPosterior(params.loc, np.hypot(factor, dp_scale), dp_scale, windows)
@@ -141,10 +146,10 @@ def _window_average(leaf: np.ndarray, window: WindowRule) -> np.ndarray:
     return window_mean(flat, find_windows(flat, window).lengths).reshape(leaf.shape[1:])
 
 
-def _factor(family: Family, params: Params) -> np.ndarray:
-    """The approximation's own spread, in double precision: it is squared and added to."""
-    assert family.factor is not None
-    return np.asarray(family.factor(jax.tree.map(jnp.asarray, params)), np.float64)
+def _root(covariance: Float[np.ndarray, "d d"]) -> Float[np.ndarray, "d d"]:
+    """A square root of a matrix that may have no inverse."""
+    values, vectors = np.linalg.eigh(covariance)
+    return vectors * np.sqrt(np.maximum(values, 0.0))
 
 
 def _dp_variance(

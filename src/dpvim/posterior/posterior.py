@@ -17,6 +17,7 @@ from dpvim import _validate
 from dpvim._compile import single_precision
 from dpvim.bridge.latent_space import LatentSpace
 from dpvim.posterior.from_trace import GaussianPosterior
+from dpvim.posterior.reparametrised import ReparametrisedPosterior
 from dpvim.privacy.randomness import fresh_key
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Posterior:
     """A distribution over the unconstrained latent, transformed to the model's sites.
 
     Attributes:
-        latent_dist: A Gaussian from the trace or a mixture from the releases, the part of its
+        latent_dist: A distribution from the trace or a mixture from the releases, the part of its
             spread that is DP noise, and the windows behind it.
         space: The model's sites.
         snapshot_steps: Steps between snapshots, to convert windows to steps.
@@ -43,7 +44,7 @@ class Posterior:
         reason: Reason for this method.
     """
 
-    latent_dist: GaussianPosterior | GaussianMixture
+    latent_dist: GaussianPosterior | ReparametrisedPosterior | GaussianMixture
     space: LatentSpace
     snapshot_steps: int
     privacy: Mapping[str, Any]

@@ -10,7 +10,7 @@ from dpvim.types import BudgetExceededError, Origin
 
 
 def origin_of(plan: Plan, seed: int | None) -> Origin:
-    """What protects the steps of a plan whose batches and noise come from `seed`."""
+    """Protection of the steps of a plan whose batches and noise come from `seed`."""
     if not isinstance(plan, PrivacyPlan):
         return Origin.NOT_PRIVATE
     return Origin.PRIVATE if seed is None else Origin.SEEDED
