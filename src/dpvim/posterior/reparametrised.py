@@ -69,7 +69,6 @@ class ReparametrisedPosterior:
     @single_precision
     def log_density(self, latents: Float[np.ndarray, "*n d"]) -> np.ndarray:
         """Log-density at one latent or at several; with noise, an average over 256 values of it."""
-        assert self.family.log_density is not None
         if not self.dp_factor.any():
             return self._family_log_density(latents)
         noise = self._noise(jax.random.key(1), _NOISE_DRAWS)
@@ -82,8 +81,9 @@ class ReparametrisedPosterior:
 
     def _family_log_density(self, latents: np.ndarray) -> np.ndarray:
         log_density, params = self.family.log_density, jax.tree.map(jnp.asarray, self.params)
+        assert log_density is not None  # a family has this or a factor
         flat = jnp.asarray(latents, jnp.float32).reshape(-1, self.family.dim)
-        values = jax.jit(jax.vmap(log_density, (None, 0)))(params, flat)  # type: ignore[arg-type]
+        values = jax.jit(jax.vmap(log_density, (None, 0)))(params, flat)
         return np.asarray(values, np.float64).reshape(np.shape(latents)[:-1])
 
     def _noise(self, key: Array, n: int) -> Float[np.ndarray, "n d"]:
