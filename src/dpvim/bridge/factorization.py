@@ -56,7 +56,7 @@ def classify_observed(
             )
         if all(_close(f.whole[name], f.by_row[name].sum()) for f in finite):
             observed.likelihood.append(name)
-        elif _is_constant(name, finite):
+        elif _sees_no_data(name, finite):
             observed.prior.append(name)
         else:
             raise ModelError(
@@ -101,7 +101,7 @@ def _check_prior_sees_no_data(site: Site, found: list[_SiteLogProbs]) -> None:
         )
 
 
-def _is_constant(name: str, found: list[_SiteLogProbs]) -> bool:
+def _sees_no_data(name: str, found: list[_SiteLogProbs]) -> bool:
     """True if a site has one log-probability, whatever the rows and their number."""
     return all(
         _close(f.by_row[name], f.whole[name]) and _close(f.whole[name], found[0].whole[name])

@@ -9,14 +9,13 @@ What is checked about a model is checked on made-up rows: an error must not depe
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from dpvim._compile import jit_quickly, single_precision
 from dpvim.bridge.data import ModelInput
@@ -66,7 +65,9 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
     call, one_row = inputs.call, made_up[0].first(1)
 
     log_prob_of_sites = _log_prob_of_sites(runner, observed)
-    gradients = functools.partial(gradients_by_record, log_prob_of_sites, space)
+
+    def gradients(latent: Latent, batch: Record) -> Float[Array, "batch d"]:
+        return gradients_by_record(log_prob_of_sites, space, latent, batch)
 
     def log_prob(latent: Latent, record: Record) -> Scalar:
         return log_prob_of_sites(space.constrain(latent), record)
