@@ -33,7 +33,8 @@ HEAVY = {"numpyro", "pandas"}
 SEES_RECORDS = {
     *("privacy.batches", "privacy.clipping", "privacy.records", "privacy.sampling"),
     *("inference.gradient", "inference.engine", "inference.loop"),
-    *("bridge.data", "bridge.model", "bridge.gather_gradients", "bridge.structured"),
+    *("bridge.data", "bridge.model", "bridge.model_runner", "bridge.gather_gradients"),
+    "bridge.structured",
 }
 WITHOUT_JAX = ("plan", "statement", "accounting")
 

@@ -13,11 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from planting import Fault, patch
 
-from dpvim.bridge import gather_gradients as look_ups
+from dpvim.bridge import gather_gradients
 from dpvim.bridge import model as bridge
 from dpvim.inference import variants
 from dpvim.models import mixture_sum, regression
+from dpvim.models.level_tables import LevelTables
+from dpvim.models.mixture_response import ResponseTerm
 from dpvim.models.regression import Regression
+from dpvim.models.stick_breaking import StickBreaking
 from dpvim.privacy import batches, clipping
 
 # -- autodiff and look-ups ------------------------------------------------------------------------
@@ -99,7 +102,7 @@ def _slopes_of_the_next_level() -> Any:
     def make(old: Any) -> Any:
         return lambda self, gradient, slopes, where: old(self, gradient, slopes, where + 1)
 
-    return patch(look_ups._LookUp, "pull_back", make)
+    return patch(gather_gradients._Gather, "pull_back", make)
 
 
 def _slopes_outside_of_the_table() -> Any:
@@ -112,7 +115,7 @@ def _slopes_outside_of_the_table() -> Any:
 
         return faulty
 
-    return patch(look_ups._LookUp, "_looked_up", make)
+    return patch(gather_gradients._Gather, "_gather", make)
 
 
 # -- regressions ----------------------------------------------------------------------------------
@@ -197,14 +200,14 @@ def _norm_without_levels(is_left_out: Callable[[int], bool]) -> Any:
 
         return faulty
 
-    return patch(mixture_sum._Sticks, "squared_norms", make)
+    return patch(StickBreaking, "squared_norms", make)
 
 
 def _norm_without_features_of_levels() -> Any:
     def make(old: Any) -> Any:
         return lambda self, by_levels, *rest: old(self, 0.0 * by_levels, *rest)
 
-    return patch(mixture_sum._ResponsePart, "norms", make)
+    return patch(ResponseTerm, "norms", make)
 
 
 def _two_features_in_one_place() -> Any:
@@ -215,7 +218,7 @@ def _two_features_in_one_place() -> Any:
 
         return faulty
 
-    return patch(mixture_sum._ResponsePart, "__init__", make)
+    return patch(ResponseTerm, "__init__", make)
 
 
 class _ForgetfulDict(dict[str, Any]):
@@ -235,8 +238,8 @@ def _norm_without_rows(is_left_out: Callable[[str], bool]) -> Any:
 
     def make(old: Any) -> Any:
         def faulty(make_rows: Any, is_padding: Any) -> Any:
-            resp, rows, score = old(make_rows, is_padding)
-            return resp, _ForgetfulDict(rows, is_left_out), score
+            resp, rows, response = old(make_rows, is_padding)
+            return resp, _ForgetfulDict(rows, is_left_out), response
 
         return faulty
 
@@ -254,7 +257,7 @@ def _levels_of_the_neighbour() -> Any:
     def make(old: Any) -> Any:
         return lambda self, numbers, codes: old(self, numbers, [jnp.roll(c, 1) for c in codes])
 
-    return patch(mixture_sum.MixtureSum, "_by_level", make)
+    return patch(LevelTables, "scatter_sums", make)
 
 
 def _levels_of_missing_values() -> Any:
@@ -263,12 +266,12 @@ def _levels_of_missing_values() -> Any:
             right, wrong = old(self, batch), old(self, batch._replace(missing={}))
             return [
                 a if block.is_coin else b
-                for a, b, block in zip(right, wrong, self._blocks, strict=True)
+                for a, b, block in zip(right, wrong, self.blocks, strict=True)
             ]
 
         return faulty
 
-    return patch(mixture_sum.MixtureSum, "_codes", make)
+    return patch(LevelTables, "codes", make)
 
 
 # -- batches and families -------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dpvim._compile import single_precision
 from dpvim.audit.canaries import extreme_rows, fuzzed_rows
 from dpvim.audit.paths import CANARY, OPPOSITE, PATHS, ReferenceGradients, clipped
 from dpvim.audit.target import make_target
-from dpvim.bridge import gather_gradients as look_ups
+from dpvim.bridge import gather_gradients
 from dpvim.privacy import clipping
 from dpvim.privacy.plan import PrivacyPlan
 
@@ -32,16 +32,16 @@ def traced_sum(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "found"), [("look_ups", {"probs"}), ("autodiff", set())])
-def test_look_ups_are_taken_where_they_should_be(monkeypatch, name, found) -> None:
+def test_gathers_are_found_where_they_should_be(monkeypatch, name, found) -> None:
     seen: list[set[str]] = []
-    original = look_ups._look_ups_of
+    original = gather_gradients._find_gathers
 
     def spy(*args):
-        look_ups_found = original(*args)
-        seen.append(set(look_ups_found))
-        return look_ups_found
+        gathers = original(*args)
+        seen.append(set(gathers))
+        return gathers
 
-    monkeypatch.setattr(look_ups, "_look_ups_of", spy)
+    monkeypatch.setattr(gather_gradients, "_find_gathers", spy)
     traced_sum(name)
     assert seen or not found
     assert all(each == found for each in seen)

@@ -1,4 +1,4 @@
-"""Gradients by look-ups: those of the general way, for whatever a record does with a table."""
+"""Gradients by gathers: those of the general way, for whatever a record does with a table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpyro.distributions as dist
 import pytest
 
-from dpvim.bridge.gather_gradients import _inlined, _look_ups_of, gradients_by_record
+from dpvim.bridge.gather_gradients import _find_gathers, _inline, gradients_by_record
 from dpvim.bridge.latent_space import LatentSpace, Site
 
 SIMPLEX = dist.constraints.simplex
@@ -37,7 +37,7 @@ def columns(v, x):
     return mixed(jnp.log(v["weights"]) + jnp.log(v["probs"][:, x[:1]]).T)
 
 
-def places_from_the_end(v, x):
+def indices_from_the_end(v, x):
     return mixed(jnp.log(v["probs"]).T[x[:1] - 5])
 
 
@@ -91,11 +91,11 @@ def several_levels(v, x):
     return mixed(jnp.log(v["probs"]).T[x].sum(axis=0))
 
 
-def not_only_looked_up(v, x):
+def not_only_gathered(v, x):
     return mixed(jnp.log(v["probs"]).T[x[:1]]) * v["probs"][0, 0]
 
 
-def looked_up_and_returned(v, x):
+def gathered_and_returned(v, x):
     return v["weights"][x[:1]].sum() + v["weights"].sum()
 
 
@@ -103,18 +103,18 @@ def events_meet(v, x):
     return mixed(jnp.log(jnp.cumsum(v["probs"], axis=0)).T[x[:1]])
 
 
-def events_are_looked_up(v, x):
+def events_are_gathered(v, x):
     return jnp.log(v["probs"])[x[:1], x[1:2]].sum()
 
 
-def a_place_made_of_a_site(v, x):
+def an_index_made_of_a_site(v, x):
     return jnp.arange(20.0)[jnp.argmax(v["weights"])[None] + x[:1]].sum() * v["scale"]
 
 
-LOOKED_UP = {
+GATHERED = {
     rows: ["probs"],
     columns: ["probs"],
-    places_from_the_end: ["probs"],
+    indices_from_the_end: ["probs"],
     taken: ["probs"],
     normalised: ["probs"],
     categorical: ["probs"],
@@ -124,11 +124,11 @@ LOOKED_UP = {
     half_precision: [],
     twice: [],
     several_levels: [],
-    not_only_looked_up: [],
-    looked_up_and_returned: [],
+    not_only_gathered: [],
+    gathered_and_returned: [],
     events_meet: [],
-    events_are_looked_up: [],
-    a_place_made_of_a_site: [],
+    events_are_gathered: [],
+    an_index_made_of_a_site: [],
 }
 
 
@@ -141,30 +141,30 @@ def general(log_prob, batch):
     return gradients(LATENT, batch)
 
 
-def by_look_ups(log_prob, batch):
+def by_gathers(log_prob, batch):
     return jax.jit(gradients_by_record, static_argnums=(0, 1))(log_prob, SPACE, LATENT, batch)
 
 
-@pytest.mark.parametrize("log_prob", LOOKED_UP, ids=lambda f: f.__name__)
-def test_sites_that_are_looked_up_are_found(log_prob):
+@pytest.mark.parametrize("log_prob", GATHERED, ids=lambda f: f.__name__)
+def test_sites_that_are_gathered_are_found(log_prob):
     program = jax.make_jaxpr(log_prob)(SPACE.constrain(LATENT), BATCH[0])
-    assert list(_look_ups_of(_inlined(program), SPACE.sites)) == LOOKED_UP[log_prob]
+    assert list(_find_gathers(_inline(program), SPACE.sites)) == GATHERED[log_prob]
 
 
-@pytest.mark.parametrize("log_prob", LOOKED_UP, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("log_prob", GATHERED, ids=lambda f: f.__name__)
 def test_gradients_are_those_of_the_general_way(log_prob):
-    ours, wanted = by_look_ups(log_prob, BATCH), general(log_prob, BATCH)
+    ours, wanted = by_gathers(log_prob, BATCH), general(log_prob, BATCH)
     np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["clip", "fill", "promise_in_bounds"])
-def test_places_outside_the_table_are_treated_alike(mode):
+def test_indices_outside_the_table_are_treated_alike(mode):
     def log_prob(v, x):
         return jnp.log(v["probs"]).T.at[x[:1]].get(mode=mode).sum() + v["scale"] * x[1]
 
     outside = BATCH.at[3, 0].set(5).at[4, 0].set(99).at[5, 0].set(-7)
     wanted = general(log_prob, outside)
-    np.testing.assert_allclose(by_look_ups(log_prob, outside), wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(by_gathers(log_prob, outside), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["clip", "fill", "promise_in_bounds"])
@@ -176,15 +176,15 @@ def test_a_level_outside_the_table_may_be_masked(mode):
         return jnp.where(x[0] >= 5, 0.0, found) + jnp.log(v["scale"]) * x[1]
 
     outside = BATCH.at[3, 0].set(5).at[4, 0].set(99)
-    ours, wanted = by_look_ups(log_prob, outside), general(log_prob, outside)
+    ours, wanted = by_gathers(log_prob, outside), general(log_prob, outside)
     assert np.isfinite(wanted).all()
     np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_record_does_not_change_the_gradients_of_others():
-    changed = by_look_ups(crossed, BATCH.at[7].set(jnp.array([4, 99, -1])))
+    changed = by_gathers(crossed, BATCH.at[7].set(jnp.array([4, 99, -1])))
     kept = np.arange(len(BATCH)) != 7
-    np.testing.assert_array_equal(changed[kept], by_look_ups(crossed, BATCH)[kept])
+    np.testing.assert_array_equal(changed[kept], by_gathers(crossed, BATCH)[kept])
 
 
 def test_runs_side_by_side_have_the_gradients_of_each():

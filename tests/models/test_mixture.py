@@ -21,7 +21,7 @@ from dpvim.bridge.data import prepare
 from dpvim.bridge.model import bridge
 from dpvim.inference.families import mean_field
 from dpvim.inference.variants import VARIANTS
-from dpvim.models import mixture_sum
+from dpvim.models import level_tables
 from dpvim.models.columns import CategoricalColumn, CountColumn, NormalColumn, Response
 from dpvim.models.mixture import Mixture
 from dpvim.privacy.clipping import Likelihood
@@ -189,7 +189,7 @@ def test_levels_in_great_number_are_read_from_tables(monkeypatch):
     arguments = (latent_of(found.space), jnp.ones(found.space.dim), batch)
     nothing = jnp.zeros(NUM_ROWS, bool)
     wanted = compiled(found.problem.likelihood)(*arguments, nothing, BOUND)
-    monkeypatch.setattr(mixture_sum, "_MOST_INDICATORS", 0)
+    monkeypatch.setattr(level_tables, "_MOST_INDICATORS", 0)
     clipped_sum = found.problem.likelihood.clipped_sum
     ours = jax.jit(lambda *arguments: clipped_sum(*arguments, BOUND))(*arguments, nothing)
     np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-6)
@@ -386,7 +386,7 @@ def test_large_integers_stay_in_the_domain():
     values = np.array([-(2**31 - 1), 0, 2**31 - 1], np.int32)
     standard = column.standardised(jnp.asarray(values))
     np.testing.assert_allclose(standard, [-np.sqrt(3), 0, np.sqrt(3)], atol=1e-6)
-    back = np.asarray(column.on_scale(jnp.array([-9.0, 0.0, 9.0])), int)
+    back = np.asarray(column.unstandardised(jnp.array([-9.0, 0.0, 9.0])), int)
     assert back[0] >= -(2**31 - 1)
     assert back[1] == 0
     assert back[2] > 2**31 - 200
@@ -398,8 +398,8 @@ def test_large_integers_that_lie_close_together_are_told_apart(lower):
     values = jnp.arange(lower, lower + 101, dtype=jnp.int32)
     standard = column.standardised(values)
     np.testing.assert_allclose(standard, np.linspace(-1, 1, 101) * np.sqrt(3), atol=1e-6)
-    np.testing.assert_array_equal(column.on_scale(standard), values)
-    ends = column.on_scale(jnp.array([-9.0, 9.0]))
+    np.testing.assert_array_equal(column.unstandardised(standard), values)
+    ends = column.unstandardised(jnp.array([-9.0, 9.0]))
     np.testing.assert_array_equal(ends, [lower, lower + 100])
 
 
@@ -412,7 +412,7 @@ def test_bins_of_a_histogram():
     for column in (whole, real):
         code = jnp.repeat(jnp.arange(column.num_bins), 50)
         place = jnp.tile(jnp.linspace(0.02, 0.98, 50), column.num_bins)
-        values = column.on_scale(column.within_bin(code, place))
+        values = column.unstandardised(column.within_bin(code, place))
         assert values.min() >= column.lower
         assert values.max() <= column.upper
         # Numbers that are rounded may land on the other side of an edge.

@@ -20,13 +20,13 @@ from dpvim.bridge.latent_space import LatentSpace, Site
 from dpvim.bridge.model import bridge
 from dpvim.inference.families import mean_field
 from dpvim.inference.variants import VARIANTS
-from dpvim.models.regression import OUTCOMES, Regression, linear, logistic, poisson
+from dpvim.models.regression import GLM_FAMILIES, Regression, linear, logistic, poisson
 from dpvim.privacy.clipping import Likelihood
 
 NUM_ROWS, NUM_COLUMNS = 60, 5
 BOUND = 0.7
 MODELS = {
-    **{kind: Regression(kind, prior_scale=0.8) for kind in OUTCOMES},
+    **{kind: Regression(kind, prior_scale=0.8) for kind in GLM_FAMILIES},
     "linear through 0": Regression("linear", intercept=False),
 }
 
@@ -172,7 +172,7 @@ def test_a_private_fit_finds_the_coefficients(model):
     X = rng.normal(size=(8000, 2)).astype(np.float32)
     predictor = X @ np.array([0.8, -0.5]) + 0.4
     y = np.asarray(
-        OUTCOMES[model.kind].distribution(jnp.asarray(predictor), 0.5).sample(jax.random.key(0))
+        GLM_FAMILIES[model.kind].distribution(jnp.asarray(predictor), 0.5).sample(jax.random.key(0))
     )
     plan = dpvim.PrivacyPlan(
         num_examples=8000, sampling_prob=0.1, num_steps=800, clip_norm=3.0, noise_multiplier=1.0

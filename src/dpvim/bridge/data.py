@@ -58,7 +58,7 @@ class ModelInput(NamedTuple):
     Attributes:
         records: The arrays, all with the same leading axis.
         num_rows: Its length.
-        signature: Shapes, types and constants: what a model that was set up must agree with.
+        signature: Shapes, types and constants, with which a model that was set up must agree.
         call: ``(model, records) ->`` whatever the model returns for these records.
     """
 
@@ -120,7 +120,7 @@ def map_arrays(function: Callable[[Any], Any], arguments: Any) -> Any:
 
 
 def _is_leaf(node: Any) -> bool:
-    """Whether something is no container of ours.
+    """True for what is not a plain container: dict, list, tuple, named tuple or None.
 
     Containers that others registered with JAX may hold numbers that are no leaves, and rows that
     are no records (a sparse array, say): they are looked at as one thing.
@@ -130,7 +130,7 @@ def _is_leaf(node: Any) -> bool:
 
 
 def _is_constant(path: tuple[Any, ...], leaf: Any) -> bool:
-    """Whether a part of the arguments is declared public rather than data."""
+    """True for a part of the arguments that is declared public; anything else is data."""
     if isinstance(leaf, Public):
         return True
     if type(leaf) not in _CONSTANTS:  # a NumPy number is a float, too, and often a statistic
@@ -206,7 +206,7 @@ def _common_length(arrays: dict[str, np.ndarray]) -> int:
 
 
 def _warn_of_square_arrays(arrays: dict[str, np.ndarray], num_rows: int) -> None:
-    """A row of a kernel or an adjacency matrix holds others' data, too."""
+    """Warn of arrays like kernels and adjacency matrices, whose rows hold others' data, too."""
     for name, array in arrays.items():
         if num_rows >= _FEW_ROWS and num_rows in array.shape[1:]:
             warnings.warn(
@@ -219,7 +219,7 @@ def _warn_of_square_arrays(arrays: dict[str, np.ndarray], num_rows: int) -> None
 
 
 def _check_keys(leaves: list[tuple[Any, Any]]) -> None:
-    """Names of arrays are public: they are words, not numbers that could have been computed."""
+    """Refuse keys other than texts: names of arrays are public, and numbers may be computed."""
     for path, _ in leaves:
         for step in path[1:]:
             if isinstance(step, jax.tree_util.DictKey) and type(step.key) is not str:
@@ -230,7 +230,7 @@ def _check_keys(leaves: list[tuple[Any, Any]]) -> None:
 
 
 def _name_of(path: tuple[Any, ...]) -> str:
-    """'argument 0', 'X' for keywords; with the way into a nested structure behind it."""
+    """An argument's name ('argument 0', 'X' for keywords), and the path into it if it is nested."""
     which, *rest = path[1:]
     head = which.key if path[0].idx == 1 else f"argument {which.idx}"
     return f"{head}{jax.tree_util.keystr(tuple(rest))}"

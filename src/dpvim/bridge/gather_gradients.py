@@ -1,15 +1,15 @@
-r"""Gradients of records that look a level up in a table: ``jnp.log(probs).T[x]``.
+r"""Gradients of records that gather one level from a table: ``jnp.log(probs).T[x]``.
 
 Where a table t is made of one site, and no entry of it of more than one of the site's events (the
 rows of `probs`, say), its derivatives by the raw values u of an event are a table too, which all
-records share. A record that finds one entry for each event e has the gradient
+records share. A record that gathers one entry for each event e has the gradient
 
 .. math:: \frac{d \log p(x)}{du_{ei}} = \frac{d \log p(x)}{dt_e[x]} \, \frac{dt_e}{du_{ei}}[x]:
 
 a product for each coordinate, where the general way fills in the zeros of the other levels and
 multiplies by the Jacobian of the transform. Sites that records use in another way go the general
-way (a number for a place, as in ``table[x[0]]``, is another way: JAX makes a slice of it). Nothing
-here looks at data: what a record looks up is read off the program.
+way (a number for an index, as in ``table[x[0]]``, is another way: JAX makes a slice of it). Nothing
+here looks at data: the gathers are read off the program.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ENTRYWISE = frozenset(
     le log log1p logistic lt max min mul ne neg not or pow select_n sign sqrt square stop_gradient
     sub tanh""".split()  # noqa: SIM905
 )
-# What may be at a place outside the table: the nearest inside, a constant, anything.
+# At an index outside the table there may be: the nearest entry inside, a constant, anything.
 _MODES = (
     GatherScatterMode.CLIP,
     GatherScatterMode.FILL_OR_DROP,
@@ -51,23 +51,23 @@ def gradients_by_record(
 ) -> Float[Array, "batch d"]:
     """Gradients of the log-probability of every record with respect to the latent."""
     raw, values = space.unpack(latent), space.constrain(latent)
-    look_ups = {}
+    gathers = {}
     if any(map(_Source.of, space.sites)):
-        program = _inlined(jax.make_jaxpr(log_prob)(values, jax.tree.map(lambda a: a[0], batch)))
-        look_ups = _look_ups_of(program, space.sites)
-    if not look_ups:
+        program = _inline(jax.make_jaxpr(log_prob)(values, jax.tree.map(lambda a: a[0], batch)))
+        gathers = _find_gathers(program, space.sites)
+    if not gathers:
         return space.pull_back(latent, over_records(jax.grad(log_prob), values, batch))
     inputs = program.jaxpr.invars
-    tables = [look_up.table for look_up in look_ups.values()]
-    places = [look_up.places for look_up in look_ups.values()]
-    found = [look_up.found for look_up in look_ups.values()]
-    make = _part(program, inputs[: len(values)], tables)
-    look = _part(program, [*tables, *inputs], [*places, *found])
-    use = _part(program, [*found, *inputs], program.jaxpr.outvars)
+    tables = [gather.table for gather in gathers.values()]
+    indices = [gather.indices for gather in gathers.values()]
+    gathered = [gather.result for gather in gathers.values()]
+    make_tables = _subprogram(program, inputs[: len(values)], tables)
+    run_gathers = _subprogram(program, [*tables, *inputs], [*indices, *gathered])
+    use_gathered = _subprogram(program, [*gathered, *inputs], program.jaxpr.outvars)
 
     def tables_with(site: Site, value: Array) -> dict[str, Array]:
-        made = make(*jax.tree.leaves(values | {site.name: value}))
-        return dict(zip(look_ups, made, strict=True))
+        made = make_tables(*jax.tree.leaves(values | {site.name: value}))
+        return dict(zip(gathers, made, strict=True))
 
     def slopes(site: Site) -> Float[Array, " numbers"]:
         by = site.derivatives(raw[site.name], lambda value: tables_with(site, value)[site.name])
@@ -75,36 +75,36 @@ def gradients_by_record(
         return jnp.moveaxis(by, 0, -1).reshape(-1)
 
     def shared() -> tuple[list[Array], list[Array]]:
-        looked_up = [site for site in space.sites if site.name in look_ups]
-        return make(*jax.tree.leaves(values)), [slopes(site) for site in looked_up]
+        from_tables = [site for site in space.sites if site.name in gathers]
+        return make_tables(*jax.tree.leaves(values)), [slopes(site) for site in from_tables]
 
-    # The compiler would work out an entry anew for every record that looks it up.
-    ready, slopes_by_site = materialize(shared, jnp.isnan(latent))
+    # The compiler would work out an entry anew for every record that gathers it.
+    made, slopes_by_site = materialize(shared, jnp.isnan(latent))
 
     def of_record(shared: tuple[Any, ...], record: Record) -> dict[str, Array]:
         """Gradients at the values of plain sites, and at the raw values of the others."""
-        ready, slopes_by_site, values = shared
-        plain = {name: value for name, value in values.items() if name not in look_ups}
+        made, slopes_by_site, values = shared
+        plain = {name: value for name, value in values.items() if name not in gathers}
         leaves = jax.tree.leaves(record)
-        looked = look(*ready, *jax.tree.leaves(values), *leaves)
-        where, what = looked[: len(places)], looked[len(places) :]
+        results = run_gathers(*made, *jax.tree.leaves(values), *leaves)
+        where, entries = results[: len(indices)], results[len(indices) :]
 
-        def log_prob_of(what: list[Array], plain: dict[str, Array]) -> Scalar:
-            return use(*what, *jax.tree.leaves(values | plain), *leaves)[0]
+        def log_prob_of(entries: list[Array], plain: dict[str, Array]) -> Scalar:
+            return use_gathered(*entries, *jax.tree.leaves(values | plain), *leaves)[0]
 
-        by_what, by_value = jax.grad(log_prob_of, (0, 1))(what, plain)
-        moved = map(_LookUp.pull_back, look_ups.values(), by_what, slopes_by_site, where)
-        return by_value | dict(zip(look_ups, moved, strict=True))
+        by_entry, by_value = jax.grad(log_prob_of, (0, 1))(entries, plain)
+        moved = map(_Gather.pull_back, gathers.values(), by_entry, slopes_by_site, where)
+        return by_value | dict(zip(gathers, moved, strict=True))
 
-    by_site = over_records(of_record, (ready, slopes_by_site, values), batch)
+    by_site = over_records(of_record, (made, slopes_by_site, values), batch)
     for site in space.sites:
-        if site.name not in look_ups:
+        if site.name not in gathers:
             by_site[site.name] = site.pull_back(raw[site.name], by_site[site.name])
     return jnp.concatenate([by_site[site.name] for site in space.sites], axis=1)
 
 
 class _Source(NamedTuple):
-    """A variable is made of one site, and no entry of it of more than one of the site's events.
+    """Provenance of a variable that is made of one site, each entry of one of the site's events.
 
     Attributes:
         name, size: Those of the site.
@@ -117,13 +117,13 @@ class _Source(NamedTuple):
 
     @classmethod
     def of(cls, site: Site) -> _Source | None:
-        """The site itself; None if its events are numbers, in which there is nothing to find."""
+        """The site itself; None if its events are numbers, from which nothing is gathered."""
         event_dim = site.transform.codomain.event_dim
         axes = tuple(range(len(site.shape) - event_dim))
         return cls(site.name, math.prod(site.shape), axes) if event_dim else None
 
     def after(self, equation: JaxprEqn) -> _Source | None:
-        """That of the result, if all operands but constants have this one; None if not known."""
+        """Source of an equation's result, if all operands but constants have this; None if unknown."""
         name, params = equation.primitive.name, equation.params
         if name in _ENTRYWISE:
             return self
@@ -144,78 +144,78 @@ class _Source(NamedTuple):
         return None
 
 
-class _LookUp(NamedTuple):
-    """The look-up of one entry for each event of a site.
+class _Gather(NamedTuple):
+    """A gather of one entry for each event of a site.
 
     Attributes:
-        table, places, found: What is looked up in, and where, and the result.
-        params: How.
+        table, indices, result: Its operands and its result.
+        params: Those of the equation.
         axes: Axes of the result that count the site's events.
     """
 
     table: Var
-    places: Var
-    found: Var
+    indices: Var
+    result: Var
     params: dict[str, Any]
     axes: tuple[int, ...]
 
     @classmethod
-    def of(cls, equation: JaxprEqn, source: _Source) -> _LookUp | None:
-        """The look-up that an equation is in a table with this source, if it is one."""
-        table, places = _variables(equation.invars)
-        (found,), params = equation.outvars, equation.params
+    def of(cls, equation: JaxprEqn, source: _Source) -> _Gather | None:
+        """The gather of an equation whose table has this source; None if it is not one an event."""
+        table, indices = _variables(equation.invars)
+        (result,), params = equation.outvars, equation.params
         numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
-        shape, found_shape = _shape(table), _shape(found)
-        # Where axes of the table go: those that are taken whole, and those that places share.
+        shape, result_shape = _shape(table), _shape(result)
+        # Where axes of the table go: those that are taken whole, and those that indices share.
         shared, searched = numbers.operand_batching_dims, numbers.start_index_map
         taken = [a for a in range(len(shape)) if a not in (*shared, *numbers.collapsed_slice_dims)]
         to = dict(zip(taken, numbers.offset_dims, strict=True))
         to = {a: to[a] for a in taken if a not in searched and sizes[a] == shape[a]}
-        others = [a for a in range(len(found_shape)) if a not in numbers.offset_dims]
+        others = [a for a in range(len(result_shape)) if a not in numbers.offset_dims]
         to |= zip(shared, [others[a] for a in numbers.start_indices_batching_dims], strict=True)
         axes = tuple(to[a] for a in source.axes if a in to)
-        is_one_each = math.prod(found_shape) == math.prod(found_shape[a] for a in axes)
+        is_one_each = math.prod(result_shape) == math.prod(result_shape[a] for a in axes)
         is_small = math.prod(shape) <= source.size
-        dtype = getattr(found.aval, "dtype", None)
+        dtype = getattr(result.aval, "dtype", None)
         is_plain = dtype == jnp.float32 and params["mode"] in _MODES
         if len(axes) == len(source.axes) and is_one_each and is_small and is_plain:
-            return cls(table, places, found, params, axes)
+            return cls(table, indices, result, params, axes)
         return None
 
     def pull_back(self, gradient: Array, slopes: Array, where: Array) -> Float[Array, " raw_size"]:
-        """The gradient at what was found, carried to the raw value of the site.
+        """The gradient at the gathered entries, carried to the raw value of the site.
 
         Args:
-            gradient: Shaped as what was found.
+            gradient: Shaped as the result.
             slopes: Derivatives of the table, those by the coordinates of an event last; flat.
-            where: Places. One outside the table has no derivative, unless it stands for the
+            where: Indices. One outside the table has no derivative, unless it stands for the
                 nearest one inside.
         """
         table, numbers = _shape(self.table), self.params["dimension_numbers"]
         slopes = slopes.reshape(*table, -1)
-        slope = self._looked_up(
+        slope = self._gather(
             slopes,
             where,
             numbers._replace(offset_dims=(*numbers.offset_dims, gradient.ndim)),
             (*self.params["slice_sizes"], slopes.shape[-1]),
         )
         # Outside, the gradient may be anything: nothing there depends on the site.
-        is_inside = self._looked_up(jnp.ones(table), where, numbers, self.params["slice_sizes"])
+        is_inside = self._gather(jnp.ones(table), where, numbers, self.params["slice_sizes"])
         gradient = jnp.where(is_inside > 0, gradient, 0.0)
         order = (*self.axes, *(a for a in range(gradient.ndim) if a not in self.axes))  # ones last
         by_event = jnp.transpose(gradient, order).reshape(-1, 1)
         slope = jnp.transpose(slope, (*order, gradient.ndim)).reshape(len(by_event), -1)
         return (by_event * slope).reshape(-1)
 
-    def _looked_up(self, table: Array, where: Array, numbers: Any, sizes: Sequence[int]) -> Array:
-        """What there is at these places of a table, and zeros for places outside."""
+    def _gather(self, table: Array, where: Array, numbers: Any, sizes: Sequence[int]) -> Array:
+        """Entries of a table at these indices, and zeros for indices outside."""
         clips = self.params["mode"] == GatherScatterMode.CLIP
         mode = GatherScatterMode.CLIP if clips else GatherScatterMode.FILL_OR_DROP
         return jax.lax.gather(table, where, numbers, sizes, mode=mode, fill_value=0)
 
 
-def _look_ups_of(program: ClosedJaxpr, sites: list[Site]) -> dict[str, _LookUp]:
-    """The look-ups by which a program uses sites that it uses once and in no other way.
+def _find_gathers(program: ClosedJaxpr, sites: list[Site]) -> dict[str, _Gather]:
+    """The gathers by which a program uses sites that it uses once and in no other way.
 
     Args:
         program: A function of the values of the sites, by name, and a record.
@@ -229,9 +229,9 @@ def _look_ups_of(program: ClosedJaxpr, sites: list[Site]) -> dict[str, _LookUp]:
     # Variables without an entry are constants; None stands for records and for what is not known.
     made_of: dict[Var, _Source | None] = dict.fromkeys(inputs)
     made_of |= zip(inputs, map(_Source.of, by_name), strict=False)
-    look_ups: dict[str, _LookUp | None] = {}
+    gathers: dict[str, _Gather | None] = {}
     uses: Counter[str] = Counter()
-    for equation in _needed(program, inputs, outputs):
+    for equation in _needed_equations(program, inputs, outputs):
         operands = _variables(equation.invars)
         sources = {made_of[v] for v in operands if v in made_of}
         if not sources:
@@ -243,14 +243,14 @@ def _look_ups_of(program: ClosedJaxpr, sites: list[Site]) -> dict[str, _LookUp]:
             continue
         uses.update(source.name for v in operands if (source := made_of.get(v)))
         if equation.primitive.name == "gather" and (source := made_of.get(operands[0])):
-            look_ups[source.name] = _LookUp.of(equation, source)
+            gathers[source.name] = _Gather.of(equation, source)
     uses.update(source.name for v in _variables(outputs) if (source := made_of.get(v)))
-    once = {name: look_up for name, look_up in look_ups.items() if look_up and uses[name] == 1}
+    once = {name: gather for name, gather in gathers.items() if gather and uses[name] == 1}
     return {site.name: once[site.name] for site in sites if site.name in once}
 
 
-def _inlined(program: ClosedJaxpr) -> ClosedJaxpr:
-    """The program with the bodies of functions in place of their calls."""
+def _inline(program: ClosedJaxpr) -> ClosedJaxpr:
+    """Put the bodies of functions in place of their calls."""
 
     def run(program: ClosedJaxpr, operands: Sequence[Array]) -> list[Array]:
         jaxpr = program.jaxpr
@@ -275,16 +275,18 @@ def _inlined(program: ClosedJaxpr) -> ClosedJaxpr:
     return jax.make_jaxpr(lambda *operands: run(program, operands))(*program.in_avals)
 
 
-def _part(
+def _subprogram(
     program: ClosedJaxpr, given: Sequence[Var], wanted: Sequence[Var]
 ) -> Callable[..., list[Array]]:
     """The part of a program that computes the wanted variables from the given ones."""
-    equations = _needed(program, given, wanted)
+    equations = _needed_equations(program, given, wanted)
     jaxpr = program.jaxpr.replace(invars=list(given), outvars=list(wanted), eqns=equations)
     return jaxpr_as_fun(ClosedJaxpr(jaxpr, program.consts))
 
 
-def _needed(program: ClosedJaxpr, given: Iterable[Var], wanted: Iterable[Var]) -> list[JaxprEqn]:
+def _needed_equations(
+    program: ClosedJaxpr, given: Iterable[Var], wanted: Iterable[Var]
+) -> list[JaxprEqn]:
     """The equations that the wanted variables need if the given ones are there."""
     there, missing, needed = set(given), set(_variables(wanted)), []
     for equation in reversed(program.jaxpr.eqns):

@@ -33,7 +33,7 @@ class Site(NamedTuple):
 
     @property
     def transform(self) -> Transform:
-        """From the raw value to the support."""
+        """The transform from the raw value to the support."""
         return elementary(biject_to(self.support))
 
     @property
@@ -53,7 +53,7 @@ class Site(NamedTuple):
         return jnp.sum(self.transform.log_abs_det_jacobian(raw, self.transform(raw)))
 
     def jacobian(self, raw: Array) -> Float[Array, "size raw_size"]:
-        """How every entry of the value moves with every entry of the raw value."""
+        """Derivatives of every entry of the value by every entry of the raw value."""
         flat = jax.jacobian(lambda r: jnp.reshape(self.constrain(r.reshape(self.raw_shape)), -1))
         return flat(jnp.reshape(raw, -1))
 
@@ -141,7 +141,7 @@ class LatentSpace:
         return [label for site in self.sites for label in site.raw_labels()]
 
     def log_det(self, latent: Latent) -> Scalar:
-        """Log-Jacobian of the way from the latent to the sites."""
+        """Log-determinant of the Jacobian of the transform from the latent to the sites."""
         raw = self.unpack(latent)
         return jnp.sum(jnp.stack([site.log_det(raw[site.name]) for site in self.sites]))
 

@@ -1,4 +1,4 @@
-"""What the structured clipped sums of the ready-made models share.
+"""Structured clipped sums: models that bring their own, and the arithmetic that they share.
 
 A model may know a faster way to its clipped gradient sum than a gradient for each record. It says
 so by being a `StructuredModel`, whose methods `bridge` then uses.
@@ -10,7 +10,7 @@ are formed in single precision, measured and added up as they are. The others ar
 ``number x table entry`` with one product for each coordinate, so that their squares are products
 of squares, and the norm is a sum of terms that are never negative. Neither has anything that could
 cancel, and `lattice.Lattice` allows for what is left. It takes that norm and sum see the very
-same numbers: `mechanism.settled` sees to it.
+same numbers: `clipping.materialize` sees to it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StructuredModel:
 
 
 def matmul(a: Any, b: Array) -> Array:
-    """a b in full precision, single or double as the operands are.
+    """The product a b in full precision, single or double as the operands are.
 
     `jax.numpy.matmul` would ask for the type of its result once more when it is vectorised, and
     outside of `enable_x64` would be given a single one.

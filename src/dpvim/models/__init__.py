@@ -1,1 +1,1 @@
-"""The way from a model to the plain functions that the engine fits."""
+"""Ready-made models with clipped sums of their own: regressions, and mixtures for tables."""

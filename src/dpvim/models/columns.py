@@ -1,4 +1,4 @@
-"""What a model needs to know about the columns of a table. All of it is public."""
+"""The columns of a table: public knowledge of them, from which a model is made."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CountColumn(NamedTuple):
 
     @property
     def log_rate_prior(self) -> tuple[float, float]:
-        """m and s."""
+        """Location m and scale s of the prior of the log-rate."""
         return math.log(self.upper) / 2, max(1.0, math.log(self.upper) / 4)
 
     def rate(self, standard_log_rate: Array) -> Array:
@@ -58,7 +58,7 @@ class CountColumn(NamedTuple):
         return jnp.exp(loc + scale * standard_log_rate)
 
     def standardised(self, values: Array) -> Array:
-        """On the logarithmic scale, as a feature of a response."""
+        """Values on the logarithmic scale, as a feature of a response."""
         return (jnp.log1p(values) / math.log1p(self.upper) - 0.5) * _UNIFORM_SPREAD
 
 
@@ -88,7 +88,7 @@ class NormalColumn(NamedTuple):
 
     @property
     def _exact(self) -> bool:
-        """Whether differences from the lower bound are taken as integers of 32 bits.
+        """True if differences from the lower bound are taken as integers of 32 bits.
 
         In single precision large integers that lie close together are the same. Differences of
         bounds that are very far apart do not fit.
@@ -111,7 +111,7 @@ class NormalColumn(NamedTuple):
         """Standardised values at places from 0 to 1 in bins."""
         return ((code + place) / self.num_bins - 0.5) * _UNIFORM_SPREAD
 
-    def on_scale(self, standardised: Array) -> Array:
+    def unstandardised(self, standardised: Array) -> Array:
         """The inverse of `standardised`, within the bounds."""
         unit = standardised / _UNIFORM_SPREAD + 0.5
         if self._exact:
@@ -156,7 +156,7 @@ def num_levels(column: Column) -> int:
     return column.num_bins if isinstance(column, NormalColumn) else 0
 
 
-def codes(column: Column, values: Array) -> Array:
+def level_codes(column: Column, values: Array) -> Array:
     """The level or bin of each value."""
     return column.bin_of(values) if isinstance(column, NormalColumn) else values
 
@@ -185,8 +185,8 @@ def feature_names(
     return names
 
 
-class FeaturePlaces(NamedTuple):
-    """Where the features of a column stand among those of all columns.
+class FeaturePositions(NamedTuple):
+    """Positions of a column's features among those of all columns.
 
     Attributes:
         first: The first of those that its value determines.
@@ -197,19 +197,19 @@ class FeaturePlaces(NamedTuple):
     missing: int | None
 
 
-def feature_places(columns: Sequence[Column]) -> dict[str, FeaturePlaces]:
-    """Places of the columns' features, in the order of `feature_names`.
+def feature_positions(columns: Sequence[Column]) -> dict[str, FeaturePositions]:
+    """Positions of the columns' features, in the order of `feature_names`.
 
-    >>> feature_places([CategoricalColumn("sex", 3), NormalColumn("age", nullable=True)])["age"]
-    FeaturePlaces(first=2, missing=3)
+    >>> feature_positions([CategoricalColumn("sex", 3), NormalColumn("age", nullable=True)])["age"]
+    FeaturePositions(first=2, missing=3)
     """
-    places, end = {}, 0
+    positions, end = {}, 0
     for column in columns:
         first = end
         end += column.num_levels - 1 if isinstance(column, CategoricalColumn) else 1
-        places[column.name] = FeaturePlaces(first, end if column.nullable else None)
+        positions[column.name] = FeaturePositions(first, end if column.nullable else None)
         end += column.nullable
-    return places
+    return positions
 
 
 def level_features(num_levels: int) -> Float[np.ndarray, "levels features"]:
@@ -218,7 +218,7 @@ def level_features(num_levels: int) -> Float[np.ndarray, "levels features"]:
 
 
 def features(columns: Sequence[Column], rows: Rows) -> Float[Array, "rows features"]:
-    """What a response is regressed on.
+    """The design matrix that a response is regressed on.
 
     Indicators of all levels but the first, less their mean if levels were equally frequent; numbers
     on their standardised scale; and for columns with missing values an indicator of those, whose
@@ -231,8 +231,8 @@ def features(columns: Sequence[Column], rows: Rows) -> Float[Array, "rows featur
         values = rows.values[column.name]
         absent = rows.missing[column.name] if column.nullable else jnp.zeros(len(values), bool)
         if isinstance(column, CategoricalColumn):
-            codes = level_features(column.num_levels)
-            block = jnp.take(codes, values, axis=0, mode="fill", fill_value=0.0)
+            table = level_features(column.num_levels)
+            block = jnp.take(table, values, axis=0, mode="fill", fill_value=0.0)
         else:
             block = column.standardised(values)[:, None]
         blocks.append(jnp.where(absent[:, None], 0.0, block))
@@ -249,7 +249,7 @@ def table_features(
     """`features` of a whole table, each row of which depends on that row alone, to the last bit.
 
     A program that XLA compiles for N rows may round some of them in another way than one for N + 1
-    rows, and how many there are can be private. So this is done row by row: by look-ups, and by
+    rows, and how many there are can be private. So this is done row by row: by indexing, and by
     NumPy's sums and products, which are correctly rounded wherever a row stands.
     """
     blocks = []

@@ -27,12 +27,12 @@ from dpvim.types import Latent, LogPrior, Scalar
 
 
 class _Terms(NamedTuple):
-    """What the log prior of a site is made of.
+    """Terms of a site's log prior, by coordinate.
 
     Attributes:
         remaining: r for coordinates that break sticks, 0 for others.
         loc, precision: Of normal coordinates; the precision of others is 0.
-        constant: What does not depend on the latent.
+        constant: The term that does not depend on the latent.
     """
 
     remaining: np.ndarray
@@ -41,7 +41,7 @@ class _Terms(NamedTuple):
     constant: float
 
 
-def flat_log_prior(sites: list[tuple[Site, dist.Distribution]]) -> LogPrior:
+def factorized_log_prior(sites: list[tuple[Site, dist.Distribution]]) -> LogPrior:
     """The log prior, with the log-Jacobians of the supports, of sites that have these priors.
 
     They must be Dirichlet(1), Beta(1, 1), normal or log-normal.

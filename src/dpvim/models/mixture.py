@@ -48,15 +48,15 @@ from dpvim.models.columns import (
     Rows,
     check_column,
     check_regression,
-    codes,
     feature_names,
     features,
+    level_codes,
     num_levels,
     upper_count,
 )
-from dpvim.models.factorized_prior import flat_log_prior
+from dpvim.models.factorized_prior import factorized_log_prior
 from dpvim.models.mixture_sum import WEIGHTS, MixtureSum
-from dpvim.models.regression import OUTCOMES, Outcome
+from dpvim.models.regression import GLM_FAMILIES, GlmFamily
 from dpvim.models.sample_rows import draw_rows
 from dpvim.privacy.clipping import ClippedSum
 from dpvim.types import LogPrior, ModelError
@@ -104,8 +104,9 @@ class Mixture(StructuredModel):
         for column in self.columns:
             check_column(column)
         names = [column.name for column in self.columns]
-        masks = [_missing(column.name) for column in self.nullable]
-        own = [_COMPONENT, _RECORDS, _ROWS, *map(_draw, [*names, *masks]), *map(_place, names)]
+        masks = [_missing_site(column.name) for column in self.nullable]
+        drawn = [_draw_site(name) for name in [*names, *masks]]
+        own = [_COMPONENT, _RECORDS, _ROWS, *drawn, *map(_place_site, names)]
         taken = [*names, *masks, *own, *self.site_shapes]
         if repeated := sorted({name for name in taken if taken.count(name) > 1}):
             raise ValueError(
@@ -118,11 +119,11 @@ class Mixture(StructuredModel):
         if not self.predictors:
             raise ValueError("columns: expected at least one besides the response, got none.")
 
-    # -- what there is ------------------------------------------------------------------------
+    # -- structure ----------------------------------------------------------------------------
 
     @property
     def several_modes(self) -> bool:
-        """Whether the posterior has several modes: components can change their places."""
+        """True if the posterior has several modes: components can change their places."""
         return self.num_components > 1
 
     @property
@@ -142,14 +143,14 @@ class Mixture(StructuredModel):
         return next(c for c in self.columns if self.response and c.name == self.response.name)
 
     @property
-    def outcome(self) -> Outcome:
-        """The kind of regression of the response."""
+    def response_family(self) -> GlmFamily:
+        """The distribution of the response given its predictor."""
         assert self.response is not None
-        return OUTCOMES[self.response.kind]
+        return GLM_FAMILIES[self.response.kind]
 
     @property
     def log_mean_offset(self) -> float:
-        """What is added to the predictor of a Poisson response."""
+        """The offset of a Poisson response's predictor."""
         if self.response is None or self.response.kind != "poisson":
             return 0.0
         return math.log(upper_count(self.response_column)) / 2
@@ -200,7 +201,7 @@ class Mixture(StructuredModel):
             scales = np.full(len(self.feature_names), self.prior_scale, np.float32)
             scales[0] = self.intercept_scale
             priors[f"{self.response.name}.coefficients"] = dist.Normal(0, scales).to_event(1)
-            if self.outcome.has_noise:
+            if self.response_family.has_noise:
                 priors[f"{self.response.name}.noise_scale"] = dist.LogNormal(*_LOG_SCALE_PRIOR)
         return priors
 
@@ -234,7 +235,7 @@ class Mixture(StructuredModel):
         """Log-probability of each row, with the component summed out."""
         log_weights = jnp.log(sites[WEIGHTS]) if self.num_components > 1 else jnp.zeros(1)
         joint = log_weights + sum(
-            self._present(column, rows, self._column_log_prob(column, sites, rows))
+            self._zero_if_missing(column, rows, self._column_log_prob(column, sites, rows))
             for column in self.predictors
         )
         for column in self.nullable:
@@ -245,18 +246,18 @@ class Mixture(StructuredModel):
             return total
         y = self.response_values(rows)
         log_prob = self._response_distribution(sites, rows).log_prob(y)
-        return total + self._present(self.response_column, rows, log_prob)
+        return total + self._zero_if_missing(self.response_column, rows, log_prob)
 
     def _column_log_prob(self, column: Column, sites: Sites, rows: Rows) -> Array:
-        """[rows, K], as if no value were missing."""
+        """Log-probabilities [rows, K] of a column, as if no value were missing."""
         values = rows.values[column.name]
         if num_levels(column):
-            return jnp.log(sites[f"{column.name}.probs"]).T[codes(column, values)]
+            return jnp.log(sites[f"{column.name}.probs"]).T[level_codes(column, values)]
         if isinstance(column, NormalColumn):
             values = column.standardised(values)
         return _component_distribution(column, sites).log_prob(values[:, None])
 
-    def _present(self, column: Column, rows: Rows, log_prob: Array) -> Array:
+    def _zero_if_missing(self, column: Column, rows: Rows, log_prob: Array) -> Array:
         if not column.nullable:
             return log_prob
         absent = rows.missing[column.name]
@@ -272,14 +273,14 @@ class Mixture(StructuredModel):
         return values
 
     def features(self, rows: Rows) -> Float[Array, "rows features"]:
-        """What the response is regressed on; see `feature_names`."""
+        """The response's design matrix; see `feature_names`."""
         block = features(self.predictors, rows)
         return jnp.append(jnp.ones((len(block), 1)), block, axis=1)
 
     def _response_distribution(self, sites: Sites, rows: Rows) -> dist.Distribution:
         name = self.response_column.name
         predictor = self.log_mean_offset + self.features(rows) @ sites[f"{name}.coefficients"]
-        return self.outcome.distribution(predictor, sites.get(f"{name}.noise_scale"))
+        return self.response_family.distribution(predictor, sites.get(f"{name}.noise_scale"))
 
     # -- drawing rows -------------------------------------------------------------------------
 
@@ -310,28 +311,29 @@ class Mixture(StructuredModel):
                 component = numpyro.sample(_COMPONENT, dist.Categorical(probs=sites[WEIGHTS]))
             for column in self.nullable:
                 coin = dist.Bernoulli(probs=sites[f"{column.name}.missing_prob"][component])
-                mask = _missing(column.name)
-                drawn = numpyro.sample(_draw(mask), coin).astype(bool)
+                mask = _missing_site(column.name)
+                drawn = numpyro.sample(_draw_site(mask), coin).astype(bool)
                 rows.missing[column.name] = numpyro.deterministic(mask, drawn)
             for column in self.predictors:
                 source = _component_distribution(column, sites, lambda leaf: leaf[component])
-                drawn = numpyro.sample(_draw(column.name), source)
+                drawn = numpyro.sample(_draw_site(column.name), source)
                 if isinstance(column, NormalColumn) and column.num_bins:
-                    place = numpyro.sample(_place(column.name), dist.Uniform())
+                    place = numpyro.sample(_place_site(column.name), dist.Uniform())
                     drawn = column.within_bin(drawn, place)
-                rows.values[column.name] = self._settle(column, drawn, rows)
+                rows.values[column.name] = self._into_domain(column, drawn, rows)
             if self.response is not None:
                 column = self.response_column
-                drawn = numpyro.sample(_draw(column.name), self._response_distribution(sites, rows))
-                rows.values[column.name] = self._settle(column, drawn, rows)
+                source = self._response_distribution(sites, rows)
+                drawn = numpyro.sample(_draw_site(column.name), source)
+                rows.values[column.name] = self._into_domain(column, drawn, rows)
         order = [column.name for column in self.columns]
         values = {name: numpyro.deterministic(name, rows.values[name]) for name in order}
         return Rows(values, rows.missing)
 
-    def _settle(self, column: Column, drawn: Array, rows: Rows) -> Array:
-        """What was drawn, within the domain, and the smallest value where missing."""
+    def _into_domain(self, column: Column, drawn: Array, rows: Rows) -> Array:
+        """Put drawn values into the domain, and the smallest value where they are missing."""
         if isinstance(column, NormalColumn):
-            values = column.on_scale(drawn)
+            values = column.unstandardised(drawn)
         else:
             values = jnp.clip(drawn, 0, upper_count(column)).astype(jnp.int32)
         if not column.nullable:
@@ -342,12 +344,12 @@ class Mixture(StructuredModel):
     # -- the clipped sum ----------------------------------------------------------------------
 
     def clipped_sum_for(self, space: LatentSpace) -> ClippedSum:
-        """Table look-ups instead of a gradient for each record; see `mixture_sum`."""
+        """Gathers from tables instead of a gradient for each record; see `mixture_sum`."""
         return MixtureSum(self, space)
 
     def log_prior_for(self, space: LatentSpace) -> LogPrior:
         """All priors at once, as a sum over coordinates."""
-        return flat_log_prior([(site, self._priors()[site.name]) for site in space.sites])
+        return factorized_log_prior([(site, self._priors()[site.name]) for site in space.sites])
 
 
 def _component_distribution(
@@ -365,18 +367,18 @@ def _component_distribution(
     return dist.Poisson(rate)
 
 
-def _draw(name: str) -> str:
+def _draw_site(name: str) -> str:
     """The site of a value as drawn, before it is put into its domain."""
     return f"{name}.draw"
 
 
-def _place(name: str) -> str:
-    """The site of where in its bin a value is."""
+def _place_site(name: str) -> str:
+    """The site of a value's place in its bin."""
     return f"{name}.place"
 
 
-def _missing(name: str) -> str:
-    """The site of where a column's values are missing."""
+def _missing_site(name: str) -> str:
+    """The site of a column's mask of missing values."""
     return f"{name}.missing"
 
 

@@ -51,13 +51,13 @@ class Score(NamedTuple):
     noise: Float[Array, " batch"] | None
 
 
-class Outcome(NamedTuple):
-    """How an outcome depends on its linear predictor.
+class GlmFamily(NamedTuple):
+    """The distribution of an outcome given its linear predictor, and the score.
 
     Attributes:
         distribution: ``(predictor, noise_scale) -> `` distribution of y.
         score: ``(predictor, noise_scale, y) -> Score``.
-        has_noise: Whether there is an unknown noise scale.
+        has_noise: True if there is an unknown noise scale.
     """
 
     distribution: Callable[[Array, Array | None], dist.Distribution]
@@ -70,18 +70,18 @@ def _normal_score(predictor: Array, noise_scale: Any, y: Array) -> Score:
     return Score(residual / noise_scale, residual**2 - 1)
 
 
-OUTCOMES = {
-    "logistic": Outcome(
+GLM_FAMILIES = {
+    "logistic": GlmFamily(
         lambda predictor, _: dist.Bernoulli(logits=predictor),
         lambda predictor, _, y: Score(y - jax.nn.sigmoid(predictor), None),
         has_noise=False,
     ),
-    "poisson": Outcome(
+    "poisson": GlmFamily(
         lambda predictor, _: dist.Poisson(jnp.exp(predictor)),
         lambda predictor, _, y: Score(y - jnp.exp(predictor), None),
         has_noise=False,
     ),
-    "linear": Outcome(dist.Normal, _normal_score, has_noise=True),
+    "linear": GlmFamily(dist.Normal, _normal_score, has_noise=True),
 }
 
 
@@ -93,7 +93,7 @@ class Regression(StructuredModel):
         kind: "logistic" (y is 0 or 1), "poisson" (counts; the logarithm of the mean is linear) or
             "linear" (normal noise of unknown scale, for which the prior is log-normal(0, 1)).
         prior_scale: Standard deviation of the normal prior of the coefficients.
-        intercept: Whether there is an intercept; leave it out if X has a column of ones.
+        intercept: True for an intercept; leave it out if X has a column of ones.
         intercept_scale: Standard deviation of its normal prior; `prior_scale` if not given.
 
     Without y the outcome is predicted, as NumPyro's Predictive has it.
@@ -106,7 +106,7 @@ class Regression(StructuredModel):
     intercept_scale: float | None = None
 
     def __post_init__(self) -> None:
-        _validate.one_of("kind", self.kind, OUTCOMES)
+        _validate.one_of("kind", self.kind, GLM_FAMILIES)
         _validate.positive("prior_scale", self.prior_scale)
         if self.intercept_scale is not None:
             _validate.positive("intercept_scale", self.intercept_scale)
@@ -118,14 +118,14 @@ class Regression(StructuredModel):
             scale = self.intercept_scale or self.prior_scale
             predictor = predictor + numpyro.sample("intercept", dist.Normal(0, scale))
         noise = None
-        if self._outcome.has_noise:
+        if self._glm_family.has_noise:
             noise = numpyro.sample("noise_scale", dist.LogNormal(0, 1))
         with numpyro.plate("records", X.shape[0]):
-            numpyro.sample("y", self._outcome.distribution(predictor, noise), obs=y)
+            numpyro.sample("y", self._glm_family.distribution(predictor, noise), obs=y)
 
     @property
-    def _outcome(self) -> Outcome:
-        return OUTCOMES[self.kind]
+    def _glm_family(self) -> GlmFamily:
+        return GLM_FAMILIES[self.kind]
 
     # -- the clipped sum ----------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class Regression(StructuredModel):
         return functools.partial(self._clipped_sum, space)
 
     def log_prior_for(self, space: LatentSpace) -> None:
-        """Nothing to gain: the general one is a sum of squares."""
+        """None: the general one is a sum of squares already."""
 
     def _clipped_sum(
         self,
@@ -157,15 +157,15 @@ class Regression(StructuredModel):
         raw = space.unpack(latent)
         scale = {} if scales is None else {k: clamp(v) for k, v in space.unpack(scales).items()}
         predictor = batch.X @ raw["coefficients"] + raw.get("intercept", 0.0)
-        noise = jnp.exp(raw["noise_scale"]) if self._outcome.has_noise else None
+        noise = jnp.exp(raw["noise_scale"]) if self._glm_family.has_noise else None
 
         def make_score() -> Score:
-            return jax.tree.map(finite_or_nan, self._outcome.score(predictor, noise, batch.y))
+            return jax.tree.map(finite_or_nan, self._glm_family.score(predictor, noise, batch.y))
 
         score = materialize(make_score, is_padding)
 
-        # What a row is made of: groups of numbers that share a factor.
-        def all_alike(name: str) -> Float[Array, "batch 1"]:
+        # Groups of a row's numbers that share a factor.
+        def constant_rows(name: str) -> Float[Array, "batch 1"]:
             return jnp.broadcast_to(scale.get(name, 1.0), (is_padding.size, 1))
 
         groups, squares = {"coefficients": batch.X}, batch.squares
@@ -173,12 +173,12 @@ class Regression(StructuredModel):
             groups["coefficients"] = clamp(batch.X * scale["coefficients"])
             squares = jnp.where(jnp.isnan(squares), jnp.nan, _squared_norms(groups["coefficients"]))
         if self.intercept:
-            groups["intercept"] = all_alike("intercept")
+            groups["intercept"] = constant_rows("intercept")
             squares = squares + groups["intercept"][:, 0] ** 2
         norms = jnp.abs(score.predictor) * jnp.sqrt(squares)
         numbers = dict.fromkeys(groups, score.predictor)
         if score.noise is not None:
-            groups["noise_scale"] = all_alike("noise_scale")
+            groups["noise_scale"] = constant_rows("noise_scale")
             numbers["noise_scale"] = score.noise
             norms = jnp.hypot(norms, jnp.abs(score.noise) * groups["noise_scale"][:, 0])
         factors = clip_factors(norms, is_padding, bound)

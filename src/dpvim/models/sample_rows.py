@@ -21,14 +21,14 @@ from dpvim.types import ModelError
 def draw_rows(
     model: Callable[..., Any], key: Array, params: Mapping[str, Array], num_rows: int
 ) -> Rows:
-    """What ``model(num_rows=num_rows)`` returns when its sites have the values in `params`.
+    """Draw rows: call ``model(num_rows=num_rows)`` with its sites fixed at `params`.
 
     Args:
-        model: Returns the columns' values by name, or a pair of those and of where the values of
-            nullable columns are missing.
+        model: Returns the columns' values by name, or a pair of those and of masks, which say
+            where values of nullable columns are missing.
         key: For all that is drawn.
         params: A value for every site that was fitted.
-        num_rows: How many rows. It is a shape: one compilation serves all draws.
+        num_rows: The number of rows. It is a shape: one compilation serves all draws.
     """
     fixed = handlers.seed(handlers.substitute(model, data=dict(params)), key)
     with numpyro.validation_enabled(False), handlers.block(), handlers.trace() as sites:
