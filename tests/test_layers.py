@@ -61,6 +61,11 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
+@pytest.mark.parametrize("name", dpvim.__all__)
+def test_public_names_can_be_imported(name):
+    assert getattr(dpvim, name) is not None
+
+
 @pytest.mark.parametrize("path", modules(), ids=str)
 def test_imports_point_upwards(path):
     rank = RANK[layer_of(path)]

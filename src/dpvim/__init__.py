@@ -74,8 +74,8 @@ _LATER = {
     "Schema": "synthesis.schema",
     "Twin": "synthesis.twin",
     "TwinModel": "synthesis.twin",
-    "analyze": "synthesis.analysis",
-    "combine": "synthesis.rubin",
+    "analyze": "synthesis.analysis.pooling",
+    "combine": "synthesis.analysis.rubin",
     "read_table": "synthesis.tables",
     "synthesize": "synthesis.twin",
 }

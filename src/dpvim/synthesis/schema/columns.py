@@ -1,30 +1,21 @@
-"""What is publicly known about a sensitive table: its columns, their levels and their bounds.
+"""Kinds of columns: categorical, ordinal, binary, count, integer and real.
 
-A schema is declared by the holder of the table, in TOML (``docs/schema.md``). It also declares
-what becomes of a value that does not fit, so that no record, whatever it holds, is an error.
+Each entry declares the values a column can have, and what becomes of a value that does not fit.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import json
 import math
-import os
-import tomllib
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
-from dpvim.synthesis.values import LEVEL_OF_TEXT
+from dpvim.synthesis.schema.errors import SchemaError, did_you_mean, mismatch
 
-VERSION = 1
 MISSING = "missing"
 """As a value of ``outside``: what does not fit is written off as missing."""
 CLAMP = "clamp"
 """As a value of ``outside``: a number that is too small or too large becomes the nearest bound."""
-DEFAULT_MARKERS = ("", "NA", "NaN", "null")
 MAX_LEVELS = 1000
 LARGEST_INTEGER = 2**31 - 1  # encoded tables hold integers of 32 bits
 LARGEST_REAL = 1e300  # differences of bounds stay finite
@@ -32,14 +23,6 @@ LARGEST_LEVEL = 2**53  # beyond, a number that was read may be one of several in
 _MAX_DECIMALS = 15
 
 Level: TypeAlias = str | int | bool
-
-
-class SchemaError(ValueError):
-    """The schema does not say what it should."""
-
-
-class NotReviewedError(SchemaError):
-    """Levels and bounds that nobody has yet said to be public knowledge."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +42,15 @@ class Column:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
-            raise _error("name", "a text that is not blank", self.name, "Copy it from the header.")
+            raise mismatch(
+                "name", "a text that is not blank", self.name, "Copy it from the header."
+            )
         for key in ("nullable", "reviewed"):
             if not isinstance(getattr(self, key), bool):
                 raise self._error(key, "true or false", getattr(self, key), "Write no quotes.")
 
     def _error(self, key: str, expected: str, given: object, hint: str) -> SchemaError:
-        return _error(f"column {self.name!r}: {key}", expected, given, hint)
+        return mismatch(f"column {self.name!r}: {key}", expected, given, hint)
 
     def _set(self, key: str, value: object) -> None:
         """Put a value into its final form, once, while the frozen object is made."""
@@ -133,7 +118,7 @@ class Levelled(Column):
             hint = "Name a level, or set nullable = true."
         else:
             texts = [str(level) for level in self.levels]
-            hint = _did_you_mean(self.outside, texts) or "Values may only become declared levels."
+            hint = did_you_mean(self.outside, texts) or "Values may only become declared levels."
         raise self._error("outside", 'a declared level, or "missing"', self.outside, hint)
 
 
@@ -187,7 +172,7 @@ class Numeric(Column):
     def __post_init__(self) -> None:
         super().__post_init__()
         for key in ("lower", "upper"):
-            if key in _keys(type(self)):
+            if key in field_names(type(self)):
                 self._set(key, self._number(key))
         lower, upper = self.bounds
         if not lower < upper:
@@ -271,7 +256,7 @@ class Real(Numeric):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.scale not in ("linear", "log"):
-            hint = _did_you_mean(self.scale, ["linear", "log"]) or "Leave it out for linear."
+            hint = did_you_mean(self.scale, ["linear", "log"]) or "Leave it out for linear."
             raise self._error("scale", '"linear" or "log"', self.scale, hint)
         if self.scale == "log" and self.lower <= 0:
             hint = "Declare the smallest value that matters, or leave out the scale."
@@ -308,204 +293,6 @@ KINDS: dict[str, type[AnyColumn]] = {
 }
 
 
-@dataclass(frozen=True)
-class Schema:
-    """The columns of a table, in the order in which its twin has them.
-
-    Attributes:
-        columns: One entry each; columns of the table that have none are left out of the twin.
-        missing: Texts that stand for a missing value. The first of them is what is written.
-        source: Where the schema comes from; errors start with it.
-    """
-
-    columns: tuple[AnyColumn, ...]
-    missing: tuple[str, ...] = DEFAULT_MARKERS
-    source: str = dataclasses.field(default="schema", compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", tuple(self.columns))
-        if not self.columns:
-            raise self._error("columns", "at least one column", "none", "Add [[columns]] entries.")
-        if repeated := sorted({n for n in self.names if self.names.count(n) > 1}):
-            raise self._error("columns", "every name once", repeated, "Remove the repetitions.")
-        self._check_missing()
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Schema:
-        """Read a schema, or say what is wrong with the file."""
-        source = Path(path)
-        try:
-            text = source.read_text(encoding="utf-8-sig")
-        except FileNotFoundError:
-            raise FileNotFoundError(f"{source}: there is no such file.") from None
-        except UnicodeDecodeError as error:
-            raise SchemaError(f"{source}: expected UTF-8, got other bytes. Save it so.") from error
-        try:
-            content = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise SchemaError(
-                f"{source}: expected TOML, got something else ({error}). Texts need quotes, lists "
-                "need brackets, and every column starts with [[columns]]."
-            ) from error
-        return cls.from_dict(content, source=str(source))
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any], *, source: str = "schema") -> Schema:
-        """A schema from what a TOML file holds; ``source`` is named in errors."""
-        _check_keys(source, content, ["dpvim_schema", "missing", "columns"])
-        version = content.get("dpvim_schema")
-        if type(version) is not int or version != VERSION:
-            hint = f"Start the file with dpvim_schema = {VERSION}; newer ones need a newer dpvim."
-            raise _error(f"{source}: dpvim_schema", str(VERSION), version, hint)
-        entries = content.get("columns")
-        if not isinstance(entries, list) or not all(isinstance(e, Mapping) for e in entries):
-            hint = "Start every column with a line [[columns]]."
-            raise _error(f"{source}: columns", "a list of tables", entries, hint)
-        columns = tuple(_column(source, number, e) for number, e in enumerate(entries, start=1))
-        return cls(columns, content.get("missing", DEFAULT_MARKERS), source)
-
-    @property
-    def names(self) -> list[str]:
-        return [column.name for column in self.columns]
-
-    def column(self, name: str) -> AnyColumn:
-        """The entry of one column."""
-        for column in self.columns:
-            if column.name == name:
-                return column
-        hint = _did_you_mean(name, self.names) or "It has: " + ", ".join(map(repr, self.names))
-        raise self._error("columns", "the name of a declared column", name, hint)
-
-    @property
-    def unreviewed(self) -> list[str]:
-        """Names of the columns that nobody has yet said to be public knowledge."""
-        return [column.name for column in self.columns if not column.reviewed]
-
-    def check_reviewed(self) -> None:
-        """Refuse a schema with entries that may have been read off the data."""
-        if self.unreviewed:
-            raise NotReviewedError(
-                f"{self.source}: expected reviewed = true for every column, got false for "
-                f"{', '.join(map(repr, self.unreviewed))}. Levels and bounds are published as they "
-                "are, without noise. For each of these columns, replace what was read off the data "
-                "by what is known without it (a questionnaire, a code book, the law), then set "
-                "reviewed = true."
-            )
-
-    def to_toml(self, *, header: str = "", comments: Mapping[str, str] | None = None) -> str:
-        """The schema as TOML, with a comment on top and one above each column that has one."""
-        lines = [*_commented(header), f"dpvim_schema = {VERSION}", _assign("missing", self.missing)]
-        for column in self.columns:
-            lines += ["", *_commented((comments or {}).get(column.name, "")), "[[columns]]"]
-            lines += [_assign(key, value) for key, value in _entries(column).items()]
-        return "\n".join(lines) + "\n"
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the schema as TOML."""
-        Path(path).write_text(self.to_toml(), encoding="utf-8")
-
-    def _error(self, key: str, expected: str, given: object, hint: str) -> SchemaError:
-        return _error(f"{self.source}: {key}", expected, given, hint)
-
-    def _check_missing(self) -> None:
-        markers = self.missing
-        if (
-            not isinstance(markers, list | tuple)
-            or not markers
-            or not all(isinstance(marker, str) and marker == marker.strip() for marker in markers)
-        ):
-            expected = "a list of texts without blanks around them, at least one"
-            raise self._error("missing", expected, markers, 'Write missing = ["", "NA"].')
-        object.__setattr__(self, "missing", tuple(markers))
-        for column in self.columns:
-            if not isinstance(column, Levelled):
-                continue
-            # However a number is written: the marker 1.0 is the level 1.
-            marked = {LEVEL_OF_TEXT[column.level_type](marker) for marker in markers}
-            if clash := [level for level in column.levels if level in marked]:
-                raise SchemaError(
-                    f"{self.source}: column {column.name!r}: levels: expected none that stands for "
-                    f"a missing value, got {clash}. Take it out of the levels, or declare the "
-                    'markers, such as missing = [""].'
-                )
-
-
-def _column(source: str, number: int, entry: Mapping[str, Any]) -> AnyColumn:
-    where = f"{source}: column {entry.get('name', number)!r}"
-    kind = entry.get("kind")
-    if kind not in list(KINDS):  # a list: what TOML holds need not be hashable
-        hint = _did_you_mean(kind, KINDS) or "Add it to the entry."
-        raise _error(f"{where}: kind", "one of " + ", ".join(map(repr, KINDS)), kind, hint)
-    cls = KINDS[kind]
-    _check_keys(where, entry, ["kind", *_keys(cls)])
-    required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
-    if absent := [key for key in required if key not in entry]:
-        expected = f"{', '.join(required)} for kind {kind!r}"
-        raise SchemaError(f"{where}: expected {expected}, got no {', '.join(absent)}. Add it.")
-    try:
-        return cls(**{key: value for key, value in entry.items() if key != "kind"})
-    except SchemaError as error:
-        raise SchemaError(f"{source}: {error}") from None
-
-
-def _check_keys(where: str, content: Mapping[str, Any], known: Collection[str]) -> None:
-    for key in content:
-        if key not in known:
-            hint = _did_you_mean(key, known) or "Known here: " + ", ".join(known) + "."
-            raise SchemaError(f"{where}: unknown key {key!r}. {hint}")
-
-
-def _keys(cls: type[Column]) -> list[str]:
+def field_names(cls: type[Column]) -> list[str]:
+    """Keys that an entry of this kind may have, besides ``kind``."""
     return [field.name for field in dataclasses.fields(cls)]
-
-
-def _did_you_mean(given: object, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(str(given), list(known), n=1)
-    return f"Did you mean {close[0]!r}?" if close else ""
-
-
-def _error(key: str, expected: str, given: object, hint: str) -> SchemaError:
-    return SchemaError(f"{key}: expected {expected}, got {given!r}. {hint}")
-
-
-def _entries(column: Column) -> dict[str, Any]:
-    """What the file says about a column; rules are spelt out, other defaults are left out."""
-    base = ("name", "nullable", "reviewed")
-    own = {key: getattr(column, key) for key in _keys(type(column)) if key not in base}
-    # Bounds first, then the rules for what is outside.
-    rules: dict[str, Any] = {key: own.pop(key) for key in ("outside", "not_a_number") if key in own}
-    if own.get("scale") == "linear":
-        del own["scale"]
-    entries: dict[str, Any] = {
-        "name": column.name,
-        "kind": column.kind,
-        **own,
-        **rules,
-        "nullable": column.nullable or None,
-        "reviewed": column.reviewed,
-    }
-    return {key: value for key, value in entries.items() if value is not None}
-
-
-def _assign(key: str, value: Any) -> str:
-    line = f"{key} = {_literal(value)}"
-    if len(line) <= 100 or not isinstance(value, tuple):
-        return line
-    return f"{key} = [\n" + "".join(f"    {_literal(item)},\n" for item in value) + "]"
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "[" + ", ".join(map(_literal, value)) + "]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        # TOML's basic strings are those of json, but for one character that must be escaped.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
-
-
-def _commented(text: str) -> list[str]:
-    """Lines of a comment; TOML allows no control characters there."""
-    printable = ("".join(c if c.isprintable() else " " for c in s) for s in text.splitlines())
-    return [f"# {line}".rstrip() for line in printable]
