@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 
 from dpvim.cli import app, fit_command, twin_commands
 from dpvim.synthesis.encoding import audit, encode
+from dpvim.synthesis.fitting import synthesize
 from dpvim.synthesis.formulas import FormulaError, check_schema, formulas_of, is_formula
 from dpvim.synthesis.report.tables import count_tables
 from dpvim.synthesis.schema import Binary, Categorical, Count, Integer, Schema
 from dpvim.synthesis.tables import read_table, write_table
-from dpvim.synthesis.twin import Twin, synthesize
+from dpvim.synthesis.twin import Twin
 
 EVIL = '=HYPERLINK("http://evil")'
 SCHEMA = Schema(

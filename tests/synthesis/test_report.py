@@ -17,7 +17,7 @@ from dpvim.cli import app
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.privacy.statement import NoPrivacy, PrivacyStatement
 from dpvim.synthesis.comparison import NoAnalysisError, default_formula
-from dpvim.synthesis.model import model_of
+from dpvim.synthesis.model import build_mixture
 from dpvim.synthesis.report import page as report
 from dpvim.synthesis.report import text as words
 from dpvim.synthesis.report.page import write_report
@@ -233,7 +233,7 @@ def test_a_private_twin_has_no_stamp(made, tmp_path):
 
 @pytest.mark.usefixtures("without_pictures")
 def test_without_a_target(made, tmp_path):
-    twin = dataclasses.replace(made.twin, model=model_of(SCHEMA, components=2))
+    twin = dataclasses.replace(made.twin, model=build_mixture(SCHEMA, components=2))
     write_report(twin, made.tables[:2], tmp_path / "r.html", compare=made.original)
     text = said((tmp_path / "r.html").read_text(encoding="utf-8"))
     assert "None: the twin has no target, and no formula was given." in text
@@ -241,7 +241,7 @@ def test_without_a_target(made, tmp_path):
 
 
 @pytest.mark.usefixtures("without_pictures")
-def test_a_model_of_ones_own(made, tmp_path):
+def test_a_build_mixture_ones_own(made, tmp_path):
     twin = dataclasses.replace(made.twin, model=lambda *a, **k: None)
     twin.report(tmp_path / "r.html", made.tables[:2])
     assert "the maker's own" in said((tmp_path / "r.html").read_text(encoding="utf-8"))
@@ -249,7 +249,7 @@ def test_a_model_of_ones_own(made, tmp_path):
 
 def test_one_table_and_one_column(made, tmp_path):
     schema = Schema((Binary(name="b", levels=(0, 1), reviewed=True),))
-    twin = dataclasses.replace(made.twin, schema=schema, model=model_of(schema, components=2))
+    twin = dataclasses.replace(made.twin, schema=schema, model=build_mixture(schema, components=2))
     frame = pd.DataFrame({"b": [0, 1, 1]})
     write_report(twin, [frame], tmp_path / "r.html", compare=frame)
     text = said((tmp_path / "r.html").read_text(encoding="utf-8"))
@@ -263,7 +263,7 @@ def test_a_hundred_columns(made, tmp_path):
     values = np.where(rng.random((300, 100)) < 0.3, common, rng.random((300, 100)) < 0.5)
     frame = pd.DataFrame(values.astype(int), columns=[f"column {i}" for i in range(100)])
     schema = Schema(tuple(Binary(name=n, levels=(0, 1), reviewed=True) for n in frame.columns))
-    twin = dataclasses.replace(made.twin, schema=schema, model=model_of(schema, components=2))
+    twin = dataclasses.replace(made.twin, schema=schema, model=build_mixture(schema, components=2))
     write_report(twin, [frame, frame], tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert len(page) < 3_000_000
@@ -273,7 +273,7 @@ def test_a_hundred_columns(made, tmp_path):
 
 def test_many_levels_are_cut_and_it_is_said(made, tmp_path):
     schema = Schema((Categorical(name="c", levels=tuple(range(500)), reviewed=True),))
-    twin = dataclasses.replace(made.twin, schema=schema, model=model_of(schema, components=2))
+    twin = dataclasses.replace(made.twin, schema=schema, model=build_mixture(schema, components=2))
     frame = pd.DataFrame({"c": np.arange(100)})
     write_report(twin, [frame, frame], tmp_path / "r.html")
     text = said((tmp_path / "r.html").read_text(encoding="utf-8"))
@@ -367,7 +367,7 @@ def test_formulas_for_targets_with_any_name(made):
     def formula(target):
         other = Real(name="a b", lower=1, upper=9, scale="log")
         schema = Schema((target, other, Count(name="np", upper=3)))
-        model = model_of(schema, components=2, target=target.name)
+        model = build_mixture(schema, components=2, target=target.name)
         return default_formula(dataclasses.replace(made.twin, schema=schema, model=model))
 
     binary = Binary(name="y", levels=("no", "yes"))

@@ -1,4 +1,4 @@
-"""What a fit would do: for ``dpvim plan``, and for dry runs."""
+"""Plans of fits that are not run: for ``dpvim plan``, and for dry runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dpvim import _validate
 from dpvim.bridge.data import prepare
 from dpvim.bridge.model import bridge
 from dpvim.privacy.plan import PrivacyPlan, default_sampling_prob
-from dpvim.synthesis.twin import default_delta
+from dpvim.synthesis.fitting import resolve_delta
 from dpvim.types import Relation
 
 
@@ -35,7 +35,7 @@ def planned(
         num_steps=steps,
         clip_norm=clip_norm,
         relation=relation,
-    ).calibrate(epsilon=epsilon, delta=default_delta(rows) if delta is None else delta)
+    ).calibrate(epsilon=epsilon, delta=resolve_delta(delta, rows))
 
 
 def end_dry_run(

@@ -10,7 +10,7 @@ import typer
 from dpvim.cli.analyze_command import GlmFamily
 from dpvim.cli.common import plain_errors
 from dpvim.cli.options import Delimiter, Encoding, OwnModel, TwinFolder
-from dpvim.synthesis.model import own_model
+from dpvim.synthesis.model import load_model
 from dpvim.synthesis.report.page import COMPARISON, REPORT, write_report
 from dpvim.synthesis.tables import read_table
 from dpvim.synthesis.twin import DATA, Twin
@@ -52,7 +52,7 @@ def report(
     - `dpvim report twin --compare patients.csv --formula "infected ~ age" --family poisson`
     """
     with plain_errors():
-        source = Twin.load(twin, model=None if model is None else own_model(model))
+        source = Twin.load(twin, model=None if model is None else load_model(model))
         target = output or _default_output(twin, compare is not None)
         tables = _tables(twin)
         original = None
