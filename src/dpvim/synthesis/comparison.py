@@ -7,18 +7,23 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
+from dpvim._extras import LazyModule
 from dpvim.models.mixture import Mixture
-from dpvim.synthesis.analysis.glm import Layout, fit_table
 from dpvim.synthesis.analysis.pooling import FailedFitsError, analyze
 from dpvim.synthesis.encoding import decode, encode
 from dpvim.synthesis.schema import AnyColumn, Count, Levelled, Real, Schema
 from dpvim.synthesis.twin import Twin
+
+if TYPE_CHECKING:
+    from dpvim.synthesis.analysis import glm
+else:
+    glm = LazyModule("dpvim.synthesis.analysis.glm", extra="analysis")
 
 LEVEL = 0.95
 _GLM = {"logistic": "binomial", "poisson": "poisson", "linear": "gaussian"}
@@ -90,8 +95,8 @@ def downstream(
             raise NoAnalysisError(str(error)) from error
     # What the model saw: values that are not declared are mapped in the same way.
     seen = decode(encode(original, schema), schema)
-    layout = Layout(levels=levels, missing=list(schema.missing))
-    found = fit_table(seen, formula, pooled.family, layout)
+    layout = glm.Layout(levels=levels, missing=list(schema.missing))
+    found = glm.fit_table(seen, formula, pooled.family, layout)
     if found["failure"]:
         raise NoAnalysisError(f"the original could not be fitted: {found['failure']}")
     errors = np.sqrt(np.diag(found["covariance"]))

@@ -12,15 +12,21 @@ import enum
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
+from dpvim._extras import LazyModule
 from dpvim.synthesis.formulas import quoted
 from dpvim.synthesis.schema import MISSING, AnyColumn, Level, Levelled, Numeric, Real, Schema
-from dpvim.synthesis.tables import TableError, check_names
+from dpvim.synthesis.tables import TableError, check_names, is_any_of
 from dpvim.synthesis.values import LEVEL_OF_TEXT, are_markers, is_text, text_of, to_number
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = LazyModule("pyarrow", extra="tables")
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +140,7 @@ def _check_type(column: AnyColumn, series: pd.Series, array: pa.Array) -> None:
         )
     if level_type is not str:
         return
-    if any(test(array.type) for test in _NUMBERS):
+    if is_any_of(array.type, _NUMBERS):
         given = f"a column of numbers ({series.dtype})"
     elif _holds_objects(series) and not all(map(is_text, series.astype(object))):
         given = "a column in which some values are no texts, but numbers or other objects"
@@ -178,7 +184,7 @@ def _markers_of(column: AnyColumn, schema: Schema) -> tuple[str, ...]:
 def _read_numbers(
     column: Numeric, array: pa.Array, markers: tuple[str, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    if any(test(array.type) for test in _BINARY_NUMBERS):
+    if is_any_of(array.type, _BINARY_NUMBERS):
         numbers = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         status = np.where(np.isnan(numbers), _Status.MISSING, _Status.INSIDE)
         status[np.isin(numbers, [to_number(marker) for marker in markers])] = _Status.MISSING
@@ -274,16 +280,12 @@ def _whole(values: np.ndarray, lower: float, upper: float) -> np.ndarray:
 
 # Types
 
-_BINARY_NUMBERS = (pa.types.is_integer, pa.types.is_floating)
+_BINARY_NUMBERS = ("integer", "floating")
 # Decimals are read as texts: Arrow turns them into floats that are not always the nearest ones.
-_NUMBERS = (*_BINARY_NUMBERS, pa.types.is_decimal)
-_TEXTS = (
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_binary,  # how some programs store texts in Parquet files
-    pa.types.is_large_binary,
-)
-_READABLE = (*_NUMBERS, *_TEXTS, pa.types.is_boolean)
+_NUMBERS = (*_BINARY_NUMBERS, "decimal")
+# Some programs store texts as bytes in Parquet files.
+_TEXTS = ("string", "large_string", "binary", "large_binary")
+_READABLE = (*_NUMBERS, *_TEXTS, "boolean")
 _READ_AS_TEXT = "dpvim.read_table(path), or pandas.read_csv(path, dtype=str, keep_default_na=False)"
 
 
@@ -302,7 +304,7 @@ def _arrow_array(name: str, series: pd.Series) -> pa.Array:
         array = array.dictionary_decode()
     if array is not None and pa.types.is_null(array.type):
         array = array.cast(pa.string())
-    if array is None or not any(test(array.type) for test in _READABLE):
+    if array is None or not is_any_of(array.type, _READABLE):
         raise TableError(
             f"column {name!r}: expected texts, numbers or booleans, got a column of type "
             f"{series.dtype}. Write dates as numbers (days, years), or leave the column out."

@@ -15,6 +15,7 @@ import pandas as pd
 
 import dpvim.result
 from dpvim import _validate
+from dpvim._extras import require
 from dpvim._progress import ProgressBar, wanted
 from dpvim.files import new_folder, write_json
 from dpvim.models.sample_rows import draw_rows
@@ -164,10 +165,9 @@ class Twin:
             datasets: Synthetic tables, frames or paths; default twenty that are drawn now.
             options: ``compare=`` the original, for a report that is not for release; others.
         """
-        from dpvim.synthesis.report.page import write_report  # it knows twins
-
         tables = self.datasets(_REPORT_TABLES) if datasets is None else datasets
-        write_report(self, tables, path, **options)
+        page = require("dpvim.synthesis.report.page", extra="report")
+        page.write_report(self, tables, path, **options)
 
     # -- files --------------------------------------------------------------------------------
 

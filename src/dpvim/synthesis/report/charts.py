@@ -23,8 +23,8 @@ from matplotlib.ticker import FuncFormatter
 from PIL import Image
 
 from dpvim.synthesis.analysis.contingency import Bins, short
+from dpvim.synthesis.report.names import NOT_FOR_RELEASE
 
-NOT_FOR_RELEASE = "NOT FOR RELEASE"
 _SYNTHETIC, _ORIGINAL, _ALARM, _EMPTY = "tab:blue", "black", "#b00020", "#dddddd"
 _DPI, _COLOURS = 130, 128
 _SMALL, _WIDE = (4.0, 2.7), 4.5

@@ -12,6 +12,7 @@ from dpvim.synthesis.comparison import Dataset, Downstream, NoAnalysisError, dow
 from dpvim.synthesis.fidelity import marginal_tv, pairwise_tv
 from dpvim.synthesis.report import charts
 from dpvim.synthesis.report.charts import Picture
+from dpvim.synthesis.report.names import NOT_FOR_RELEASE
 from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.twin import Twin
 
@@ -72,7 +73,7 @@ def _analysis_content(found: Downstream, schema: Schema) -> dict[str, Any]:
     chosen = slice(_MOST_COEFFICIENTS)
     figure = charts.intervals(synthetic.iloc[chosen], other=original.iloc[chosen])
     inside = original["estimate"].between(synthetic["lower"], synthetic["upper"])
-    alt = f"{charts.NOT_FOR_RELEASE}. Coefficients of original and synthetic data, as in the table."
+    alt = f"{NOT_FOR_RELEASE}. Coefficients of original and synthetic data, as in the table."
     return {
         "formula": found.formula,
         "family": found.family,

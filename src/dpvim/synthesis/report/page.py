@@ -2,6 +2,22 @@
 
 The page needs no other file, no network and no script. With the original it also compares; that
 page says on itself and on its pictures that it is not for release.
+
+To change a sentence, or what is shown:
+
+===================== ============================================================================
+file                  what it has
+===================== ============================================================================
+templates/report.html headings, captions and fixed sentences of all sections, in their order
+templates/report.css  the look
+text.py               sentences that depend on the twin: guarantee, good and bad uses, convergence
+page.py               the table of facts at the top, the stamps, the example of an analysis
+tables.py             pictures of one column and of pairs of columns
+model.py              pictures of the model: coefficients, posterior, trace, convergence
+comparison.py         what only a comparison with the original has: distances, an analysis of both
+charts.py             how the pictures are drawn
+names.py              names of files, and the stamp NOT FOR RELEASE
+===================== ============================================================================
 """
 
 from __future__ import annotations
@@ -19,16 +35,13 @@ from dpvim.files import new_file
 from dpvim.synthesis.analysis.contingency import bin_table
 from dpvim.synthesis.comparison import Dataset, target_of
 from dpvim.synthesis.report import text
-from dpvim.synthesis.report.charts import NOT_FOR_RELEASE
 from dpvim.synthesis.report.comparison import analysis, distances
 from dpvim.synthesis.report.model import model_content
+from dpvim.synthesis.report.names import NOT_FOR_RELEASE
 from dpvim.synthesis.report.tables import Counted, count_tables, marginals, pairs
 from dpvim.synthesis.schema import Count, Levelled, Schema
 from dpvim.synthesis.twin import ABOUT, Twin
 from dpvim.types import ConvergenceWarning
-
-REPORT = "report.html"
-COMPARISON = f"report-{NOT_FOR_RELEASE.replace(' ', '-')}.html"
 
 
 def write_report(

@@ -14,6 +14,7 @@ from dpvim.synthesis.comparison import Dataset
 from dpvim.synthesis.fidelity import marginal_tv
 from dpvim.synthesis.report import charts
 from dpvim.synthesis.report.charts import Picture
+from dpvim.synthesis.report.names import NOT_FOR_RELEASE
 from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.tables import read_table
 
@@ -69,7 +70,7 @@ def marginals(counted: Counted, original: BinnedTable | None) -> list[dict[str, 
         ]
         alt = f"Distribution of {name}. Most frequent: {', '.join(told)}."
         if original is not None:
-            alt = f"{charts.NOT_FOR_RELEASE}. {alt} The original is drawn beside it."
+            alt = f"{NOT_FOR_RELEASE}. {alt} The original is drawn beside it."
         found.append(
             {
                 "name": name,
@@ -105,7 +106,7 @@ def pairs(pooled: BinnedTable, original: BinnedTable | None) -> dict[str, Any]:
         )
         alt = f"Distribution of {names[1]} for each group of {names[0]}; Cramer's V {row.v:.2f}."
         if original is not None:
-            alt = f"{charts.NOT_FOR_RELEASE}. {alt} Synthetic beside original."
+            alt = f"{NOT_FOR_RELEASE}. {alt} Synthetic beside original."
         shown.append(
             {"names": names, "v": row.v, "picture": Picture(charts.as_data_uri(figure), alt)}
         )
