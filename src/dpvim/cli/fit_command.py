@@ -131,7 +131,7 @@ def fit(
                 summary = summary.rename(index=labels)
             result.save(folder / "posterior.npz", not_for_release=seed is not None)
             known.save(folder / "schema.toml")
-            _as_written(summary, formulas).to_csv(
+            _quote_formulas(summary, formulas).to_csv(
                 folder / "summary.csv", index_label="parameter", encoding="utf-8"
             )
             write_json(folder / "privacy.json", result.privacy.to_dict())
@@ -150,7 +150,7 @@ def _check_names(schema: Path, names: list[str]) -> None:
         raise refusal(schema, found)
 
 
-def _as_written(summary: pd.DataFrame, formulas: FormulasRule) -> pd.DataFrame:
+def _quote_formulas(summary: pd.DataFrame, formulas: FormulasRule) -> pd.DataFrame:
     # Names of one's own parameters are known too late to refuse them: the budget is spent.
     return summary if formulas is FormulasRule.allow else summary.rename(index=quoted)
 

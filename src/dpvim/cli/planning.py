@@ -14,7 +14,7 @@ from dpvim.synthesis.fitting import resolve_delta
 from dpvim.types import Relation
 
 
-def planned(
+def make_plan(
     *,
     rows: int,
     dim: int,
@@ -49,7 +49,7 @@ def end_dry_run(
             "Declare a public bound on it."
         )
     rows = inputs.num_rows if num_examples is None else num_examples
-    plan = planned(rows=rows, dim=bridge(model, inputs).problem.dim, **settings)
+    plan = make_plan(rows=rows, dim=bridge(model, inputs).problem.dim, **settings)
     plan.check_num_rows(inputs.num_rows)
     typer.echo(
         f"All is well: {plan.num_steps:,} steps, batches of about "

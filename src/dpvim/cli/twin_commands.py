@@ -40,7 +40,7 @@ from dpvim.cli.options import (
     TwinFolder,
     command_line,
 )
-from dpvim.cli.planning import end_dry_run, planned
+from dpvim.cli.planning import end_dry_run, make_plan
 from dpvim.files import new_folder
 from dpvim.synthesis.encoding import encode
 from dpvim.synthesis.fitting import (
@@ -76,7 +76,7 @@ def plan(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """What a synthesis would do and cost. Reads no data.
+    """Show what a synthesis would do and cost. Reads no data.
 
     Example: `dpvim plan --schema patients.toml --rows 58261 --epsilon 1`
     """
@@ -89,7 +89,7 @@ def plan(
             target_model=target_model,
             numbers=numbers.value,
         )
-        made = planned(
+        made = make_plan(
             rows=rows,
             dim=model.dim,
             epsilon=epsilon,

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 else:
     glm = LazyModule("dpvim.synthesis.analysis.glm", extra="analysis")
 
-LEVEL = 0.95
+_CONFIDENCE = 0.95
 _GLM = {"logistic": "binomial", "poisson": "poisson", "linear": "gaussian"}
-_MOST_COEFFICIENTS = 200
+_MAX_COEFFICIENTS = 200
 Dataset: TypeAlias = pd.DataFrame | str | Path
 
 
@@ -88,7 +88,7 @@ def downstream(
                 num_rows=twin.num_rows,
                 levels=levels,
                 missing=schema.missing,
-                level=LEVEL,
+                level=_CONFIDENCE,
                 progress=False,
             )
         except FailedFitsError as error:
@@ -100,12 +100,12 @@ def downstream(
     if found["failure"]:
         raise NoAnalysisError(f"the original could not be fitted: {found['failure']}")
     errors = np.sqrt(np.diag(found["covariance"]))
-    reach = stats.norm.ppf((1 + LEVEL) / 2) * errors
+    half_width = stats.norm.ppf((1 + _CONFIDENCE) / 2) * errors
     table = pd.DataFrame(
         {
             "estimate": found["params"],
-            "lower": found["params"] - reach,
-            "upper": found["params"] + reach,
+            "lower": found["params"] - half_width,
+            "upper": found["params"] + half_width,
         },
         index=found["names"],
     )
@@ -132,7 +132,7 @@ def default_formula(twin: Twin) -> tuple[str, str]:
         )
     others = [column for column in schema.columns if column is not target]
     size = sum(len(c.levels) - 1 if isinstance(c, Levelled) else 1 for c in others)
-    if size > _MOST_COEFFICIENTS:
+    if size > _MAX_COEFFICIENTS:
         raise NoAnalysisError(
             f"the regression of {target.name!r} on all others has {size} coefficients; give a "
             "formula with fewer"
@@ -149,7 +149,7 @@ def target_of(twin: Twin) -> str | None:
     return model.response.name if isinstance(model, Mixture) and model.response else None
 
 
-def spoken(term: str, schema: Schema) -> str:
+def readable_term(term: str, schema: Schema) -> str:
     """A coefficient's name without the quotes that formulas need."""
     for name in schema.names:
         term = term.replace(f"Q({name!r})", name)
@@ -168,6 +168,6 @@ def _quoted(name: str) -> str:
 
 
 def _is_name(name: str) -> bool:
-    """Whether a formula takes it for a column, not for one of patsy's functions."""
+    """True if a formula takes it for a column, not for one of patsy's functions."""
     special = {"C", "I", "Q", "np", "Poly", "Sum", "Diff", "Helmert", "Treatment", "bs", "cr", "cc"}
     return name.isidentifier() and not keyword.iskeyword(name) and name not in special

@@ -49,7 +49,7 @@ class EncodedTable:
 
 
 class _Status(enum.IntEnum):
-    """How a value goes with what the schema says of its column."""
+    """Validity of a value by the schema's entry for its column."""
 
     INSIDE = 0
     OUTSIDE = 1
@@ -60,7 +60,7 @@ class _Status(enum.IntEnum):
 def encode(frame: pd.DataFrame, schema: Schema) -> EncodedTable:
     """Read a table by its schema; what does not fit is mapped by the declared rules."""
     table = EncodedTable({}, {})
-    for column, numbers, status in _interpreted(frame, schema):
+    for column, numbers, status in _read_columns(frame, schema):
         if isinstance(column, Levelled):
             values, missing = _map_levels(column, numbers, status)
         else:
@@ -88,21 +88,22 @@ def decode(table: EncodedTable, schema: Schema) -> pd.DataFrame:
     )
 
 
-def audit(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
-    """How many values of each column go with the schema, for the holder's eyes only.
+def validation_counts(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
+    """Count the values of each column that are inside, outside, not a number or missing.
 
-    The counts are exact. They tell whether a schema suits its table, and must not be released.
+    The counts are exact. They tell the holder whether a schema suits its table, and must not be
+    released.
     """
     names = [status.name.lower() for status in _Status]
     counts = {
         column.name: np.bincount(status, minlength=len(names))
-        for column, _, status in _interpreted(frame, schema)
+        for column, _, status in _read_columns(frame, schema)
     }
     return pd.DataFrame.from_dict(counts, orient="index", columns=names)
 
 
 def value_counts(name: str, series: pd.Series) -> dict[str | None, int]:
-    """How often each text stands in a column; None is for nulls."""
+    """Count each text in a column; None is for nulls."""
     indices, texts = _distinct(_arrow_array(name, series))
     counts: dict[str | None, int] = {}
     for text, count in zip(texts, np.bincount(indices, minlength=len(texts)), strict=True):
@@ -113,7 +114,7 @@ def value_counts(name: str, series: pd.Series) -> dict[str | None, int]:
 # Reading: a number (or the index of a level) for each value, and how it fits
 
 
-def _interpreted(
+def _read_columns(
     frame: pd.DataFrame, schema: Schema
 ) -> Iterator[tuple[AnyColumn, np.ndarray, np.ndarray]]:
     check_names("table", list(frame.columns), schema.names)
@@ -313,7 +314,7 @@ def _arrow_array(name: str, series: pd.Series) -> pa.Array:
 
 
 def _holds_objects(series: pd.Series) -> bool:
-    """Whether each value, or each category, may be of a type of its own."""
+    """True if each value, or each category, may be of a type of its own."""
     return getattr(series.dtype, "categories", series).dtype == object
 
 

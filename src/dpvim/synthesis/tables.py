@@ -174,7 +174,7 @@ def _read_csv(
         raise TableError(
             f"encoding: expected a name such as 'utf-8' or 'latin-1', got {encoding!r}."
         ) from None
-    with _errors_of_csv(source, encoding):
+    with _csv_errors_explained(source, encoding):
         names = [name.strip() for name in _header(source, delimiter, encoding)]
         names = _without_apostrophes(names, columns or ())
         _check_delimiter(source, names, columns, delimiter)
@@ -220,7 +220,7 @@ def _read_csv(
 
 
 @contextlib.contextmanager
-def _errors_of_csv(source: Path, encoding: str) -> Iterator[None]:
+def _csv_errors_explained(source: Path, encoding: str) -> Iterator[None]:
     """Say what is wrong with a file, without the rows that the parser's messages quote."""
     other = "latin-1" if encoding == "utf-8" else "utf-8"
     hint = f"Pass the encoding that it was saved in, such as {other!r} or 'utf-16'."
@@ -268,11 +268,11 @@ def _check_delimiter(
 ) -> None:
     if len(names) > 1 or (columns is not None and set(columns) <= set(names)):
         return
-    for other, spoken in _DELIMITERS.items():
-        if other != delimiter and any(other in name for name in names):
+    for other, name in _DELIMITERS.items():
+        if other != delimiter and any(other in column for column in names):
             raise TableError(
                 f"{source}: expected fields that {_DELIMITERS.get(delimiter, repr(delimiter))} "
-                f"separates, got one column whose name holds {spoken}. Pass the delimiter "
+                f"separates, got one column whose name holds {name}. Pass the delimiter "
                 f"{other!r}."
             )
 

@@ -34,8 +34,8 @@ from dpvim.types import NotForReleaseWarning
 _FORMAT, _VERSION = "dpvim twin", 1
 _FIT, _SCHEMA, _PRIVACY, ABOUT = "posterior.npz", "schema.toml", "privacy.json", "twin.json"
 DATA = "data"
-# What a privacy statement says in numbers.
-_GUARANTEE = (
+# Fields of a privacy statement that must agree with the fit.
+_GUARANTEE_FIELDS = (
     *("private", "delta", "relation", "noise_multiplier", "clip_norm", "sampling_prob"),
     *("num_examples", "num_steps"),
 )
@@ -235,7 +235,7 @@ def _check_statement(path: Path, fit: Fit) -> None:
     facts = json.loads(json.dumps(fit.privacy.to_dict()))
     # Words may change from version to version, the last digits of epsilon, too.
     claims_less = stated.get("epsilon", 0.0) < 0.999 * facts.get("epsilon", 0.0)
-    if claims_less or any(stated.get(name) != facts.get(name) for name in _GUARANTEE):
+    if claims_less or any(stated.get(name) != facts.get(name) for name in _GUARANTEE_FIELDS):
         raise FileError(
             f"{path}: expected the privacy statement of the fit beside it, got another one or "
             "none. The folder was changed after it was written."

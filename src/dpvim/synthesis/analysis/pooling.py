@@ -74,7 +74,7 @@ class Analysis:
 
     @property
     def num_failed(self) -> int:
-        """How many data sets are not in the results."""
+        """Number of data sets that are not in the results."""
         return len(self.failures)
 
     def __str__(self) -> str:

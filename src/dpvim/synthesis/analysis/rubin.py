@@ -80,7 +80,7 @@ class WaldTest(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Combined:
-    """What m synthetic tables say together. Arrays have one entry for each of k estimates.
+    """Pooled estimates from m synthetic tables. Arrays have one entry for each of k estimates.
 
     Attributes:
         names: What the estimates are called.
@@ -272,7 +272,7 @@ def combine(
     total = total_variance(np.diag(between), np.diag(within), m, rows_ratio or 1.0)
     covariance, adjusted = _covariance(between, within, m, rows_ratio or 1.0, total.variance)
     standard_error = np.sqrt(total.variance)
-    reach = standard_error * _quantile(0.5 + level / 2, total.df)
+    half_width = standard_error * _quantile(0.5 + level / 2, total.df)
     if total.negative.any():
         _warn_negative([labels[i] for i in np.flatnonzero(total.negative)], rows_ratio)
     return Combined(
@@ -283,8 +283,8 @@ def combine(
         estimate=estimate,
         standard_error=standard_error,
         df=total.df,
-        lower=estimate - reach,
-        upper=estimate + reach,
+        lower=estimate - half_width,
+        upper=estimate + half_width,
         p_value=2 * stats.t.sf(np.abs(estimate) / standard_error, total.df),
         negative=total.negative,
         covariance=covariance,

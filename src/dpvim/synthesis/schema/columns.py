@@ -27,7 +27,7 @@ Level: TypeAlias = str | int | bool
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """What every kind of column has.
+    """Entry of one column: what all kinds have.
 
     Attributes:
         name: As in the table's header.
@@ -227,7 +227,7 @@ class Integer(Numeric):
 
 @dataclass(frozen=True, kw_only=True)
 class Count(Numeric):
-    """How often something happened: 0, 1, 2, ... up to a bound."""
+    """Numbers of events: 0, 1, 2, ... up to a bound."""
 
     kind = "count"
     upper: int
