@@ -50,9 +50,10 @@ from dpvim.synthesis.analysis.contingency import BinnedTable, bin_table
 from dpvim.synthesis.analysis.pooling import analyze
 from dpvim.synthesis.encoding import encode
 from dpvim.synthesis.fidelity import pairwise_tv
-from dpvim.synthesis.model import model_of
+from dpvim.synthesis.fitting import resolve_delta, synthesize
+from dpvim.synthesis.model import build_mixture
 from dpvim.synthesis.schema import Binary, Count, Levelled, Real, Schema
-from dpvim.synthesis.twin import Twin, default_delta, synthesize
+from dpvim.synthesis.twin import Twin
 
 RESULTS = Path(__file__).parent / "results"
 EPSILONS = (1.0, 2.0, 4.0, 10.0)
@@ -205,7 +206,7 @@ def peers(name: str, epsilon: float, seed: int, python: str) -> Iterator[dict[st
         with tempfile.TemporaryDirectory() as folder:
             source, target = Path(folder) / "in.csv", Path(folder) / "out.csv"
             pd.DataFrame(original.codes).to_csv(source, index=False)
-            options = [method, str(epsilon), str(default_delta(len(frame)))]
+            options = [method, str(epsilon), str(resolve_delta(None, len(frame)))]
             command = [python, "-c", _PEER, str(source), *options, str(target)]
             output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             drawn = pd.read_csv(target)
@@ -253,7 +254,7 @@ def settings() -> Iterator[dict[str, Any]]:
 
 
 def _not_private(case: Case, frame: pd.DataFrame, *, components: int) -> Twin:
-    model = model_of(case.schema, components=components, target=case.target)
+    model = build_mixture(case.schema, components=components, target=case.target)
     table = encode(frame, case.schema)
     found = fit_nonprivate(
         model,

@@ -232,7 +232,7 @@ def patients() -> pd.DataFrame:
 @pytest.fixture(scope="session")
 def twin(patients, schema) -> Any:
     """One small twin for all tests that need one, seeded."""
-    from dpvim.synthesis.twin import synthesize
+    from dpvim.synthesis.fitting import synthesize
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from dpvim import audit
     from dpvim.synthesis.analysis.pooling import analyze
     from dpvim.synthesis.analysis.rubin import combine
+    from dpvim.synthesis.fitting import TwinModel, synthesize
     from dpvim.synthesis.schema import Schema
     from dpvim.synthesis.tables import read_table
-    from dpvim.synthesis.twin import Twin, TwinModel, synthesize
+    from dpvim.synthesis.twin import Twin
 
 __version__ = "0.1.0.dev0"
 
@@ -74,11 +75,11 @@ __all__ = [
 _LATER = {
     "Schema": "synthesis.schema",
     "Twin": "synthesis.twin",
-    "TwinModel": "synthesis.twin",
+    "TwinModel": "synthesis.fitting",
     "analyze": "synthesis.analysis.pooling",
     "combine": "synthesis.analysis.rubin",
     "read_table": "synthesis.tables",
-    "synthesize": "synthesis.twin",
+    "synthesize": "synthesis.fitting",
 }
 
 

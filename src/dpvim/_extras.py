@@ -1,21 +1,51 @@
-"""Packages that only some users need, asked for by name where they are missing."""
+"""Packages that only some commands need, and that ``pip install dpvim`` leaves out.
+
+`pyproject.toml` has them as extras: ``tables``, ``analysis``, ``report``, ``plots``, ``arviz``,
+``audit`` and ``flows``. They are imported when they are first used; one that is not installed is
+an error that says how to install it.
+"""
 
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import Any
 
 
 class MissingExtraError(ImportError):
-    """A package of one of dpvim's extras is not installed."""
+    """A package that belongs to an extra is not installed."""
 
 
-def require(module: str, *, extra: str) -> Any:
-    """Import a module that belongs to an extra, or say how to install it."""
+def require(module: str, *, extra: str) -> ModuleType:
+    """Import a module that needs the packages of an extra.
+
+    >>> require("json", extra="tables").loads("[1]")
+    [1]
+    >>> require("no_such_package", extra="report")
+    Traceback (most recent call last):
+    ...
+    dpvim._extras.MissingExtraError: no_such_package is not installed: pip install 'dpvim[report]'
+    """
     try:
         return importlib.import_module(module)
-    except ImportError as error:
-        package = module.split(".")[0]
+    except (ModuleNotFoundError, MissingExtraError) as error:
+        package = (error.name or module).partition(".")[0]
+        if package == "dpvim":
+            raise
         raise MissingExtraError(
-            f"{package} is needed here and is not installed: pip install 'dpvim[{extra}]'."
+            f"{package} is not installed: pip install 'dpvim[{extra}]'", name=package
         ) from error
+
+
+class LazyModule:
+    """A module that is imported, by `require`, when one of its attributes is first used.
+
+    >>> LazyModule("json", extra="tables").loads("[1]")
+    [1]
+    """
+
+    def __init__(self, module: str, *, extra: str) -> None:
+        self._module, self._extra = module, extra
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(require(self._module, extra=self._extra), name)

@@ -15,6 +15,7 @@ from numpyro.infer.autoguide import AutoGuide
 from dpvim import _validate
 from dpvim import serialization as saving
 from dpvim._compile import single_precision
+from dpvim._extras import require
 from dpvim._progress import wanted
 from dpvim.bridge.data import prepare
 from dpvim.bridge.latent_space import LatentSpace
@@ -258,20 +259,17 @@ class Fit:
 
     def plot_trace(self, **options: Any) -> Figure:
         """The parameters as the run went on; see `dpvim.plots.plot_trace`."""
-        from dpvim import plots
-
+        plots = require("dpvim.plots", extra="plots")
         return plots.plot_trace(self.trace, self._from_trace, self.family, **options)
 
     def plot_posterior(self, **options: Any) -> Figure:
         """Means and intervals, with and without DP noise; see `dpvim.plots.plot_posterior`."""
-        from dpvim import plots
-
+        plots = require("dpvim.plots", extra="plots")
         return plots.plot_posterior(self.posterior, **options)
 
     def plot_convergence(self, **options: Any) -> Figure:
         """Plot the lengths of the windows, in autocorrelation times; see `dpvim.plots`."""
-        from dpvim import plots
-
+        plots = require("dpvim.plots", extra="plots")
         return plots.plot_convergence(self.trace, self._from_trace, **options)
 
     def _session(self, what: str) -> Session:

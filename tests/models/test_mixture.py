@@ -26,7 +26,7 @@ from dpvim.models.columns import CategoricalColumn, CountColumn, NormalColumn, R
 from dpvim.models.mixture import Mixture
 from dpvim.privacy.clipping import Likelihood
 from dpvim.synthesis.encoding import EncodedTable, decode, encode
-from dpvim.synthesis.model import model_of
+from dpvim.synthesis.model import build_mixture
 from dpvim.synthesis.schema import Schema
 from dpvim.types import ModelError
 
@@ -446,7 +446,7 @@ def test_a_schema_makes_a_model_that_takes_its_tables():
     )
     kinds = {"smoker": "logistic", "visits": "poisson", "born": "linear", "dose": "linear"}
     for target, kind in kinds.items():
-        model = model_of(schema, components=2, target=target)
+        model = build_mixture(schema, components=2, target=target)
         assert model.response == Response(target, kind)
     table = encode(frame, schema)
     rows = model.batch_of(table.values, table.missing)
@@ -454,9 +454,9 @@ def test_a_schema_makes_a_model_that_takes_its_tables():
     drawn = model.sample_rows(jax.random.key(0), draw_of(model), 3)
     assert list(decode(EncodedTable(*drawn), schema).columns) == schema.names
     with pytest.raises(ValueError, match="3 levels"):
-        model_of(schema, components=2, target="region")
+        build_mixture(schema, components=2, target="region")
     with pytest.raises(ValueError, match="target"):
-        model_of(schema, components=2, target_model="linear")
+        build_mixture(schema, components=2, target_model="linear")
 
 
 # -- fits --------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpvim.synthesis.analysis.contingency import bin_table, bins_of, cramers_v, stack
+from dpvim.synthesis.analysis.contingency import bin_table, bins_of, concat, cramers_v
 from dpvim.synthesis.fidelity import marginal_tv, pairwise_tv, total_variation
 from dpvim.synthesis.schema import Binary, Categorical, Count, Integer, Real, Schema
 
@@ -83,7 +83,7 @@ def test_pairs_are_counted_in_both_directions():
     binned = bin_table(frame("aab", [0, 1, None], [0.0, 0.0, 9.0]), SCHEMA)
     assert binned.pair_counts("c", "b").tolist() == [[1, 1, 0], [0, 0, 1], [0, 0, 0]]
     assert (binned.pair_counts("b", "c") == binned.pair_counts("c", "b").T).all()
-    assert stack([binned, binned]).counts("c").tolist() == [4, 2, 0]
+    assert concat([binned, binned]).counts("c").tolist() == [4, 2, 0]
     assert binned.rows(slice(2)).num_rows == 2
 
 

@@ -9,12 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from dpvim.cli import app, fit_command, twin_commands
-from dpvim.synthesis.encoding import audit, encode
+from dpvim.synthesis.encoding import encode, validation_counts
+from dpvim.synthesis.fitting import synthesize
 from dpvim.synthesis.formulas import FormulaError, check_schema, formulas_of, is_formula
 from dpvim.synthesis.report.tables import count_tables
 from dpvim.synthesis.schema import Binary, Categorical, Count, Integer, Schema
 from dpvim.synthesis.tables import read_table, write_table
-from dpvim.synthesis.twin import Twin, synthesize
+from dpvim.synthesis.twin import Twin
 
 EVIL = '=HYPERLINK("http://evil")'
 SCHEMA = Schema(
@@ -132,7 +133,7 @@ def test_tables_of_a_twin(tmp_path, suffix):
         *(tmp_path / rule / f"synthetic-001.{suffix}" for rule in ("quote", "allow")),
         tmp_path / "plain" / "synthetic-001.parquet",
     ]
-    counts = [audit(read_table(file, columns=SCHEMA.names), SCHEMA) for file in files]
+    counts = [validation_counts(read_table(file, columns=SCHEMA.names), SCHEMA) for file in files]
     assert counts[0].equals(counts[1])
     assert counts[0].equals(counts[2])
     assert counts[0]["outside"].sum() == 0

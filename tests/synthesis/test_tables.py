@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from dpvim.synthesis.encoding import EncodedTable, _to_unit, audit, decode, encode
+from dpvim.synthesis.encoding import EncodedTable, _to_unit, decode, encode, validation_counts
 from dpvim.synthesis.schema import (
     Binary,
     Categorical,
@@ -591,7 +591,7 @@ def test_whatever_is_decoded_lies_in_the_domain(numbers):
             assert frame[column.name].isin(column.levels).all()
         else:
             assert frame[column.name].between(*column.bounds).all()
-    assert audit(frame, SCHEMA)["inside"].tolist() == [len(values)] * len(COLUMNS)
+    assert validation_counts(frame, SCHEMA)["inside"].tolist() == [len(values)] * len(COLUMNS)
 
 
 def test_decimals_survive_exactly():
@@ -620,7 +620,7 @@ def test_a_frame_must_have_all_columns_once():
 def test_the_audit_counts_what_does_not_fit():
     schema = Schema((Count(name="n", upper=9), Binary(name="b", levels=("no", "yes"))))
     frame = pd.DataFrame({"n": ["3", "12", "x", "", "NA"], "b": ["no", "yes", "Yes", "", "no"]})
-    counts = audit(frame, schema)
+    counts = validation_counts(frame, schema)
     assert counts.columns.tolist() == ["inside", "outside", "not_a_number", "missing"]
     assert counts.loc["n"].tolist() == [1, 1, 1, 2]
     assert counts.loc["b"].tolist() == [3, 1, 0, 1]

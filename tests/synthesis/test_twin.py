@@ -20,12 +20,14 @@ from dpvim.inference.release_sums import ReleaseSums
 from dpvim.models.columns import Rows, features
 from dpvim.posterior.from_releases.regression import GaussianPrior
 from dpvim.serialization import FileError
+from dpvim.synthesis import fitting
 from dpvim.synthesis import twin as twin_module
 from dpvim.synthesis.encoding import EncodedTable, encode
-from dpvim.synthesis.model import TableRegression, _column, own_model
+from dpvim.synthesis.fitting import TwinModel, synthesize
+from dpvim.synthesis.model import TableRegression, _column, load_model
 from dpvim.synthesis.schema import Binary, Count, Integer, NotReviewedError, Real, Schema
 from dpvim.synthesis.tables import read_table
-from dpvim.synthesis.twin import Twin, TwinModel, synthesize
+from dpvim.synthesis.twin import Twin
 from dpvim.types import ModelError, NotPrivateError
 
 QUICK = {"num_steps": 20, "components": 2, "seed": 0, "progress": False}
@@ -163,7 +165,7 @@ def test_files_of_another_kind_are_refused(twin, tmp_path):
 
 
 def test_what_is_wrong_is_said_before_the_budget_is_spent(patients, schema, monkeypatch):
-    monkeypatch.setattr(twin_module, "fit_model", lambda *a, **k: pytest.fail("budget spent"))
+    monkeypatch.setattr(fitting, "fit_model", lambda *a, **k: pytest.fail("budget spent"))
     guess = Schema.from_dict(
         {
             "dpvim_schema": 1,
@@ -212,7 +214,7 @@ def two_columns(schema):
 
 
 def test_a_model_of_ones_own(patients, two_columns, model_file, tmp_path):
-    model = own_model(model_file)
+    model = load_model(model_file)
     made = synthesize(
         patients[["sex", "visits"]],
         two_columns,
@@ -243,10 +245,10 @@ def test_a_model_of_ones_own(patients, two_columns, model_file, tmp_path):
 
 def test_files_without_a_model_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is none"):
-        own_model(tmp_path / "nowhere.py")
+        load_model(tmp_path / "nowhere.py")
     (tmp_path / "empty.py").write_text("x = 1\n")
     with pytest.raises(ModelError, match="a function named model"):
-        own_model(tmp_path / "empty.py")
+        load_model(tmp_path / "empty.py")
 
 
 def test_a_regression_of_a_table(patients, schema):

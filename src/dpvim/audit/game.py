@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jax_privacy import auditing
 from scipy import stats
 
+from dpvim._extras import require
 from dpvim.audit.findings import Finding
 from dpvim.audit.paths import Adversary
 from dpvim.audit.target import AdversaryView, VectorizedRuns
@@ -216,6 +216,7 @@ def _exact_p_value(hits: int, false_hits: int, trials: int, epsilon: float, delt
 def _epsilon_bound(present: np.ndarray, absent: np.ndarray) -> float:
     """A lower bound on epsilon that holds with probability 95 %."""
     finite = [np.nan_to_num(each.astype(float), posinf=1e300) for each in (present, absent)]
+    auditing = require("jax_privacy.auditing", extra="audit")
     auditor = auditing.CanaryScoreAuditor(*finite)
     return float(
         auditor.epsilon_clopper_pearson(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from dpvim import _validate
 from dpvim._compile import single_precision
+from dpvim._extras import require
 from dpvim._progress import ProgressBar, wanted
 from dpvim.audit.batches import batch_checks
 from dpvim.audit.clip import clip_checks
@@ -72,6 +73,7 @@ def run(
         stop_early: Leave a path at the first rule that is broken.
         progress: Show a progress bar; None asks the terminal.
     """
+    require("jax_privacy.auditing", extra="audit")  # not after minutes of games
     if families is None:
         families = [f for f, make in FAMILIES.items() if variant in served_variants(make(1))]
     _check_arguments(runs, variant, relations, checks, paths, families)

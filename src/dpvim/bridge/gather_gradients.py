@@ -123,7 +123,7 @@ class _Source(NamedTuple):
         return cls(site.name, math.prod(site.shape), axes) if event_dim else None
 
     def after(self, equation: JaxprEqn) -> _Source | None:
-        """Source of an equation's result, if all operands but constants have this; None if unknown."""
+        """Source of an equation's result if all operands but constants have this one, else None."""
         name, params = equation.primitive.name, equation.params
         if name in _ENTRYWISE:
             return self

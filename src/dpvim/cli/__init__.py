@@ -8,7 +8,7 @@ import typer
 
 from dpvim.cli.analyze_command import analyze
 from dpvim.cli.audit_command import audit
-from dpvim.cli.common import version_wanted
+from dpvim.cli.common import print_version
 from dpvim.cli.fit_command import fit
 from dpvim.cli.report_command import report
 from dpvim.cli.schema_commands import schema_app
@@ -28,7 +28,7 @@ for command in (plan, synth, sample, analyze, report, fit, audit):
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=version_wanted, help="Show the version.")
+        bool, typer.Option("--version", callback=print_version, help="Show the version.")
     ] = False,
 ) -> None:
     """Differentially private variational inference."""

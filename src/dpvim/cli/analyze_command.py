@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dpvim._extras import require
 from dpvim.cli.common import plain_errors, print_json
 from dpvim.cli.options import AsJson, TwinFolder
 from dpvim.synthesis.analysis.pooling import analyze as pooled
@@ -38,6 +39,7 @@ def analyze(
     Example: `dpvim analyze twin "infected ~ age_group + sex" --family poisson`
     """
     with plain_errors():
+        require("dpvim.synthesis.analysis.glm", extra="analysis")  # before tables are read
         source = Twin.load(twin)
         schema = source.schema
         if not (twin / DATA).is_dir():

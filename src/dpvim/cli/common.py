@@ -1,4 +1,4 @@
-"""What the commands share: errors without tracebacks, json, the version."""
+"""Parts that all commands share: errors without tracebacks, json, the version."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import typer
 
+from dpvim._extras import MissingExtraError
 from dpvim.synthesis.analysis.pooling import FailedFitsError
 
 # Exit codes: 0 done, 1 something was found or went wrong, 2 the command was misused.
@@ -27,14 +28,14 @@ def plain_errors() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default", UserWarning)
-            warnings.showwarning = _say_warning
+            warnings.showwarning = _print_warning
             yield
-    except (ValueError, TypeError, OSError, FailedFitsError) as error:
+    except (ValueError, TypeError, OSError, FailedFitsError, MissingExtraError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(MISUSED) from error
 
 
-def _say_warning(message: Warning | str, *where: Any, **more: Any) -> None:
+def _print_warning(message: Warning | str, *where: Any, **more: Any) -> None:
     typer.echo(f"Warning: {message}", err=True)
 
 
@@ -54,7 +55,7 @@ def _finite(content: Any) -> Any:
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
-def version_wanted(wanted: bool) -> None:
+def print_version(wanted: bool) -> None:
     """Print the version and stop."""
     if wanted:
         typer.echo(f"dpvim {metadata.version('dpvim')}")

@@ -36,16 +36,16 @@ from dpvim.cli.planning import end_dry_run
 from dpvim.files import new_folder, write_json
 from dpvim.fitting import fit as fit_model
 from dpvim.synthesis.encoding import encode
-from dpvim.synthesis.formulas import is_formula, quoted, refusal
-from dpvim.synthesis.model import TableRegression, own_model
-from dpvim.synthesis.schema import Schema
-from dpvim.synthesis.tables import read_table
-from dpvim.synthesis.twin import (
+from dpvim.synthesis.fitting import (
     DEFAULT_CLIP_NORM,
     DEFAULT_LEARNING_RATE,
     DEFAULT_STEPS,
-    default_delta,
+    resolve_delta,
 )
+from dpvim.synthesis.formulas import is_formula, quoted, refusal
+from dpvim.synthesis.model import TableRegression, load_model
+from dpvim.synthesis.schema import Schema
+from dpvim.synthesis.tables import read_table
 from dpvim.types import Relation
 
 
@@ -92,7 +92,7 @@ def fit(
         regression = _regression(known, model, target)
         if regression is not None and formulas is FormulasRule.refuse:
             _check_names(schema, regression.names)
-        chosen: Any = own_model(model) if regression is None else regression.model
+        chosen: Any = load_model(model) if regression is None else regression.model
         with new_folder(output) as folder:
             frame = read_table(table, columns=known.names, delimiter=delimiter, encoding=encoding)
             encoded = encode(frame, known)
@@ -116,7 +116,7 @@ def fit(
                 chosen,
                 *data,
                 epsilon=epsilon,
-                delta=default_delta(public_rows) if delta is None else delta,
+                delta=resolve_delta(delta, public_rows),
                 clip_norm=clip_norm,
                 learning_rate=learning_rate,
                 sampling_prob=sampling_prob,
@@ -131,7 +131,7 @@ def fit(
                 summary = summary.rename(index=labels)
             result.save(folder / "posterior.npz", not_for_release=seed is not None)
             known.save(folder / "schema.toml")
-            _as_written(summary, formulas).to_csv(
+            _quote_formulas(summary, formulas).to_csv(
                 folder / "summary.csv", index_label="parameter", encoding="utf-8"
             )
             write_json(folder / "privacy.json", result.privacy.to_dict())
@@ -150,7 +150,7 @@ def _check_names(schema: Path, names: list[str]) -> None:
         raise refusal(schema, found)
 
 
-def _as_written(summary: pd.DataFrame, formulas: FormulasRule) -> pd.DataFrame:
+def _quote_formulas(summary: pd.DataFrame, formulas: FormulasRule) -> pd.DataFrame:
     # Names of one's own parameters are known too late to refuse them: the budget is spent.
     return summary if formulas is FormulasRule.allow else summary.rename(index=quoted)
 

@@ -22,14 +22,14 @@ class RegressionKind(StrEnum):
 
 
 class NumbersModel(StrEnum):
-    """What integer and real columns are in a component."""
+    """Distributions of integer and real columns within a component."""
 
     histogram = "histogram"
     normal = "normal"
 
 
 class FormulasRule(StrEnum):
-    """What becomes of texts in CSV files that spreadsheets would run."""
+    """Treatment of texts in CSV files that spreadsheets would run."""
 
     refuse = "refuse"
     quote = "quote"

@@ -1,4 +1,4 @@
-"""What a fit would do: for ``dpvim plan``, and for dry runs."""
+"""Plans of fits that are not run: for ``dpvim plan``, and for dry runs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dpvim import _validate
 from dpvim.bridge.data import prepare
 from dpvim.bridge.model import bridge
 from dpvim.privacy.plan import PrivacyPlan, default_sampling_prob
-from dpvim.synthesis.twin import default_delta
+from dpvim.synthesis.fitting import resolve_delta
 from dpvim.types import Relation
 
 
-def planned(
+def make_plan(
     *,
     rows: int,
     dim: int,
@@ -35,7 +35,7 @@ def planned(
         num_steps=steps,
         clip_norm=clip_norm,
         relation=relation,
-    ).calibrate(epsilon=epsilon, delta=default_delta(rows) if delta is None else delta)
+    ).calibrate(epsilon=epsilon, delta=resolve_delta(delta, rows))
 
 
 def end_dry_run(
@@ -49,7 +49,7 @@ def end_dry_run(
             "Declare a public bound on it."
         )
     rows = inputs.num_rows if num_examples is None else num_examples
-    plan = planned(rows=rows, dim=bridge(model, inputs).problem.dim, **settings)
+    plan = make_plan(rows=rows, dim=bridge(model, inputs).problem.dim, **settings)
     plan.check_num_rows(inputs.num_rows)
     typer.echo(
         f"All is well: {plan.num_steps:,} steps, batches of about "

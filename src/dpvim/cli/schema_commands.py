@@ -11,7 +11,7 @@ import typer
 from dpvim.cli.common import plain_errors
 from dpvim.cli.options import Delimiter, Encoding, Table
 from dpvim.synthesis.draft import draft as draft_schema
-from dpvim.synthesis.encoding import audit as fitness
+from dpvim.synthesis.encoding import validation_counts
 from dpvim.synthesis.formulas import formulas_of
 from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.tables import read_table
@@ -61,7 +61,7 @@ def check(
         if table is not None:
             frame = read_table(table, columns=known.names, delimiter=delimiter, encoding=encoding)
             typer.echo("NOT FOR RELEASE: exact counts of values")
-            typer.echo(fitness(frame, known).to_string())
+            typer.echo(validation_counts(frame, known).to_string())
 
 
 def _warn_of_formulas(schema: Schema) -> None:

@@ -40,23 +40,21 @@ from dpvim.cli.options import (
     TwinFolder,
     command_line,
 )
-from dpvim.cli.planning import end_dry_run, planned
+from dpvim.cli.planning import end_dry_run, make_plan
 from dpvim.files import new_folder
 from dpvim.synthesis.encoding import encode
-from dpvim.synthesis.model import model_of, own_model
-from dpvim.synthesis.schema import Schema
-from dpvim.synthesis.tables import read_table
-from dpvim.synthesis.twin import (
-    DATA,
+from dpvim.synthesis.fitting import (
     DEFAULT_CLIP_NORM,
     DEFAULT_COMPONENTS,
     DEFAULT_LEARNING_RATE,
     DEFAULT_STEPS,
-    Twin,
-    check_format,
-    default_delta,
-    synthesize,
+    fit_twin,
+    resolve_delta,
 )
+from dpvim.synthesis.model import build_mixture, build_model, load_model
+from dpvim.synthesis.schema import Schema
+from dpvim.synthesis.tables import read_table
+from dpvim.synthesis.twin import DATA, Twin, check_format
 from dpvim.types import Relation
 
 
@@ -78,20 +76,20 @@ def plan(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """What a synthesis would do and cost. Reads no data.
+    """Show what a synthesis would do and cost. Reads no data.
 
     Example: `dpvim plan --schema patients.toml --rows 58261 --epsilon 1`
     """
     with plain_errors():
         known = Schema.load(schema)
-        model = model_of(
+        model = build_mixture(
             known,
             components=components,
             target=target,
             target_model=target_model,
             numbers=numbers.value,
         )
-        made = planned(
+        made = make_plan(
             rows=rows,
             dim=model.dim,
             epsilon=epsilon,
@@ -101,7 +99,7 @@ def plan(
             steps=steps,
             relation=relation,
         )
-        delta = default_delta(rows) if delta is None else delta
+        delta = resolve_delta(delta, rows)
     facts: dict[str, Any] = {
         "columns": len(model.columns),
         "not_reviewed": len(known.unreviewed),
@@ -168,7 +166,6 @@ def synth(
     - `dpvim synth patients.csv --schema patients.toml --epsilon 1 --target infected
       --target-model poisson --datasets 20 --format parquet -o twin`
     """
-    settings: dict[str, Any] = {"target": target, "target_model": target_model}
     with plain_errors():
         _validate.positive_int("datasets", datasets)
         if rows is not None:
@@ -176,11 +173,14 @@ def synth(
         known = Schema.load(schema)
         known.check_reviewed()
         check_format(known, table_format.value, formulas.value)
-        if model is not None:
-            settings["model"] = chosen = own_model(model)
-        else:
-            settings |= {"components": components, "numbers": numbers.value}
-            chosen = model_of(known, **settings)
+        chosen = build_model(
+            known,
+            None if model is None else load_model(model),
+            components=components,
+            target=target,
+            target_model=target_model,
+            numbers=numbers.value,
+        )
         with new_folder(output) as folder:
             frame = read_table(table, columns=known.names, delimiter=delimiter, encoding=encoding)
             if dry_run:
@@ -196,12 +196,12 @@ def synth(
                     steps=steps,
                     relation=relation,
                 )
-            twin = synthesize(
+            twin = fit_twin(
                 frame,
                 known,
+                chosen,
                 epsilon=epsilon,
                 delta=delta,
-                **settings,
                 clip_norm=clip_norm,
                 learning_rate=learning_rate,
                 sampling_prob=sampling_prob,
@@ -239,7 +239,7 @@ def sample(
     Example: `dpvim sample twin --datasets 20 --rows 1000 -o more`
     """
     with plain_errors():
-        source = Twin.load(twin, model=None if model is None else own_model(model))
+        source = Twin.load(twin, model=None if model is None else load_model(model))
         source.write_datasets(
             output,
             datasets,

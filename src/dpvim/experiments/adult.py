@@ -100,7 +100,7 @@ class Laplace(NamedTuple):
 
 
 def laplace(adult: Adult) -> Laplace:
-    """What the training part says of `model` without privacy, by Newton's method."""
+    """Laplace approximation of `model` on the training part, not private, by Newton's method."""
     X, y = adult.X.astype(np.float64), adult.y
     dim = X.shape[1]
     mean, precision = np.zeros(dim), np.eye(dim)

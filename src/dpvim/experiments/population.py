@@ -58,7 +58,7 @@ SCHEMA = Schema(
 
 
 class Truth(NamedTuple):
-    """What the population is drawn from.
+    """Parameters that the population is drawn from.
 
     Attributes:
         tables: By column, probabilities of its levels given those of its parents.

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from dpvim import _validate
 from dpvim._compile import single_precision
+from dpvim._extras import require
 from dpvim.bridge.latent_space import LatentSpace
 from dpvim.posterior.from_trace import GaussianPosterior
 from dpvim.posterior.reparametrised import ReparametrisedPosterior
@@ -189,7 +190,7 @@ class Posterior:
         """Draws as an ArviZ InferenceData, with the privacy statement in its attributes."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces its next version
-            import arviz
+            arviz = require("arviz", extra="arviz")
         draws = {name: v[None] for name, v in self.sample(num_samples, seed=seed).items()}
         facts = {k: v for k, v in self.privacy.items() if isinstance(v, str | int | float)}
         facts = {k: int(v) if isinstance(v, bool) else v for k, v in facts.items()}

@@ -7,22 +7,27 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
+from dpvim._extras import LazyModule
 from dpvim.models.mixture import Mixture
-from dpvim.synthesis.analysis.glm import Layout, fit_table
 from dpvim.synthesis.analysis.pooling import FailedFitsError, analyze
 from dpvim.synthesis.encoding import decode, encode
 from dpvim.synthesis.schema import AnyColumn, Count, Levelled, Real, Schema
 from dpvim.synthesis.twin import Twin
 
-LEVEL = 0.95
+if TYPE_CHECKING:
+    from dpvim.synthesis.analysis import glm
+else:
+    glm = LazyModule("dpvim.synthesis.analysis.glm", extra="analysis")
+
+_CONFIDENCE = 0.95
 _GLM = {"logistic": "binomial", "poisson": "poisson", "linear": "gaussian"}
-_MOST_COEFFICIENTS = 200
+_MAX_COEFFICIENTS = 200
 Dataset: TypeAlias = pd.DataFrame | str | Path
 
 
@@ -83,24 +88,24 @@ def downstream(
                 num_rows=twin.num_rows,
                 levels=levels,
                 missing=schema.missing,
-                level=LEVEL,
+                level=_CONFIDENCE,
                 progress=False,
             )
         except FailedFitsError as error:
             raise NoAnalysisError(str(error)) from error
     # What the model saw: values that are not declared are mapped in the same way.
     seen = decode(encode(original, schema), schema)
-    layout = Layout(levels=levels, missing=list(schema.missing))
-    found = fit_table(seen, formula, pooled.family, layout)
+    layout = glm.Layout(levels=levels, missing=list(schema.missing))
+    found = glm.fit_table(seen, formula, pooled.family, layout)
     if found["failure"]:
         raise NoAnalysisError(f"the original could not be fitted: {found['failure']}")
     errors = np.sqrt(np.diag(found["covariance"]))
-    reach = stats.norm.ppf((1 + LEVEL) / 2) * errors
+    half_width = stats.norm.ppf((1 + _CONFIDENCE) / 2) * errors
     table = pd.DataFrame(
         {
             "estimate": found["params"],
-            "lower": found["params"] - reach,
-            "upper": found["params"] + reach,
+            "lower": found["params"] - half_width,
+            "upper": found["params"] + half_width,
         },
         index=found["names"],
     )
@@ -127,7 +132,7 @@ def default_formula(twin: Twin) -> tuple[str, str]:
         )
     others = [column for column in schema.columns if column is not target]
     size = sum(len(c.levels) - 1 if isinstance(c, Levelled) else 1 for c in others)
-    if size > _MOST_COEFFICIENTS:
+    if size > _MAX_COEFFICIENTS:
         raise NoAnalysisError(
             f"the regression of {target.name!r} on all others has {size} coefficients; give a "
             "formula with fewer"
@@ -144,7 +149,7 @@ def target_of(twin: Twin) -> str | None:
     return model.response.name if isinstance(model, Mixture) and model.response else None
 
 
-def spoken(term: str, schema: Schema) -> str:
+def readable_term(term: str, schema: Schema) -> str:
     """A coefficient's name without the quotes that formulas need."""
     for name in schema.names:
         term = term.replace(f"Q({name!r})", name)
@@ -163,6 +168,6 @@ def _quoted(name: str) -> str:
 
 
 def _is_name(name: str) -> bool:
-    """Whether a formula takes it for a column, not for one of patsy's functions."""
+    """True if a formula takes it for a column, not for one of patsy's functions."""
     special = {"C", "I", "Q", "np", "Poly", "Sum", "Diff", "Helmert", "Treatment", "bs", "cr", "cc"}
     return name.isidentifier() and not keyword.iskeyword(name) and name not in special

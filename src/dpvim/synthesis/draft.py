@@ -39,7 +39,7 @@ _FEW_TEXTS = 50
 _ENOUGH_TO_TELL = 20  # with so many rows, integers that all differ are taken for identifiers
 _MOSTLY = 0.9
 _WIDE_RANGE = 1000  # positive reals whose largest is so many times the smallest: log scale
-_MOST_DECIMALS = 6
+_MAX_DECIMALS = 6
 _SMALLEST_STEP = 1e-300  # divisions by it stay finite
 _LEADING_ZERO = re.compile(r"[+-]?0\d")  # codes such as 01, whose zero is part of the label
 
@@ -90,7 +90,8 @@ def draft(frame: pd.DataFrame, *, missing: Sequence[str] = DEFAULT_MARKERS) -> D
     comments, left_out = {}, {}
     for name in frame.columns:
         try:
-            column, comments[name] = _guess(name, frame[name], _look_at(name, frame[name], missing))
+            seen = _distinct_values(name, frame[name], missing)
+            column, comments[name] = _guess(name, frame[name], seen)
             columns.append(column)
         except _CannotGuessError as reason:
             left_out[name] = str(reason)
@@ -107,7 +108,7 @@ class _CannotGuessError(Exception):
     """The message says why a column is left out."""
 
 
-class _Seen(NamedTuple):
+class _DistinctValues(NamedTuple):
     """The distinct values of a column that are not missing, as texts and as numbers (or NaN)."""
 
     texts: list[str]
@@ -119,12 +120,12 @@ class _Seen(NamedTuple):
     def num_rows(self) -> int:
         return int(self.counts.sum())
 
-    def only(self, wanted: np.ndarray) -> _Seen:
+    def only(self, wanted: np.ndarray) -> _DistinctValues:
         texts = [text for text, keep in zip(self.texts, wanted, strict=True) if keep]
-        return _Seen(texts, self.numbers[wanted], self.counts[wanted], self.nullable)
+        return _DistinctValues(texts, self.numbers[wanted], self.counts[wanted], self.nullable)
 
 
-def _look_at(name: str, series: pd.Series, markers: Sequence[str]) -> _Seen:
+def _distinct_values(name: str, series: pd.Series, markers: Sequence[str]) -> _DistinctValues:
     try:
         counts = value_counts(name, series)
     except TableError:
@@ -140,10 +141,10 @@ def _look_at(name: str, series: pd.Series, markers: Sequence[str]) -> _Seen:
     texts = sorted(present)  # not by how often they occur, which nobody needs to know
     numbers = np.array([to_number(text) for text in texts])
     nullable = sum(counts.values()) > sum(present.values())
-    return _Seen(texts, numbers, np.array([present[text] for text in texts]), nullable)
+    return _DistinctValues(texts, numbers, np.array([present[text] for text in texts]), nullable)
 
 
-def _guess(name: str, series: pd.Series, seen: _Seen) -> tuple[AnyColumn, str]:
+def _guess(name: str, series: pd.Series, seen: _DistinctValues) -> tuple[AnyColumn, str]:
     """A column and what to say about it."""
     if pd.api.types.infer_dtype(series, skipna=True) == "boolean":
         return _levelled(name, [False, True], seen), _LEVELS
@@ -162,7 +163,7 @@ def _guess(name: str, series: pd.Series, seen: _Seen) -> tuple[AnyColumn, str]:
     return _levelled(name, list(seen.texts), seen), _LEVELS
 
 
-def _guess_from_numbers(name: str, seen: _Seen) -> AnyColumn:
+def _guess_from_numbers(name: str, seen: _DistinctValues) -> AnyColumn:
     if len(set(seen.numbers)) < 2:  # the same number, written in several ways
         raise _CannotGuessError(_CONSTANT)
     if not (seen.numbers == np.rint(seen.numbers)).all():
@@ -183,7 +184,7 @@ def _guess_from_numbers(name: str, seen: _Seen) -> AnyColumn:
     return Integer(name=name, lower=int(lower), upper=int(upper), nullable=seen.nullable)
 
 
-def _real(name: str, seen: _Seen) -> Real:
+def _real(name: str, seen: _DistinctValues) -> Real:
     smallest, largest = seen.numbers.min(), seen.numbers.max()
     if smallest > 0 and largest >= _WIDE_RANGE * smallest:
         lower = max(10.0 ** math.floor(math.log10(smallest)), _SMALLEST_STEP)
@@ -191,11 +192,11 @@ def _real(name: str, seen: _Seen) -> Real:
         return Real(name=name, lower=lower, upper=upper, scale="log", nullable=seen.nullable)
     lower, upper = _rounded_outward(seen.numbers)
     needed = max(_decimals(text) for text in (*seen.texts, repr(lower), repr(upper)))
-    decimals = needed if needed <= _MOST_DECIMALS else None
+    decimals = needed if needed <= _MAX_DECIMALS else None
     return Real(name=name, lower=lower, upper=upper, decimals=decimals, nullable=seen.nullable)
 
 
-def _levelled(name: str, levels: Sequence[Level], seen: _Seen) -> Levelled:
+def _levelled(name: str, levels: Sequence[Level], seen: _DistinctValues) -> Levelled:
     if len(seen.texts) < 2:
         raise _CannotGuessError(_CONSTANT)
     kind = Binary if len(levels) == 2 else Categorical
@@ -215,5 +216,5 @@ def _rounded_outward(numbers: np.ndarray) -> tuple[float, float]:
 def _decimals(text: str) -> int:
     """Digits after the point; numbers with an exponent count as having very many."""
     if "e" in text.lower():
-        return _MOST_DECIMALS + 1
+        return _MAX_DECIMALS + 1
     return len(text.partition(".")[2])

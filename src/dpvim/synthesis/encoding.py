@@ -12,15 +12,21 @@ import enum
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
+from dpvim._extras import LazyModule
 from dpvim.synthesis.formulas import quoted
 from dpvim.synthesis.schema import MISSING, AnyColumn, Level, Levelled, Numeric, Real, Schema
-from dpvim.synthesis.tables import TableError, check_names
+from dpvim.synthesis.tables import TableError, check_names, is_any_of
 from dpvim.synthesis.values import LEVEL_OF_TEXT, are_markers, is_text, text_of, to_number
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = LazyModule("pyarrow", extra="tables")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +49,7 @@ class EncodedTable:
 
 
 class _Status(enum.IntEnum):
-    """How a value goes with what the schema says of its column."""
+    """Validity of a value by the schema's entry for its column."""
 
     INSIDE = 0
     OUTSIDE = 1
@@ -54,7 +60,7 @@ class _Status(enum.IntEnum):
 def encode(frame: pd.DataFrame, schema: Schema) -> EncodedTable:
     """Read a table by its schema; what does not fit is mapped by the declared rules."""
     table = EncodedTable({}, {})
-    for column, numbers, status in _interpreted(frame, schema):
+    for column, numbers, status in _read_columns(frame, schema):
         if isinstance(column, Levelled):
             values, missing = _map_levels(column, numbers, status)
         else:
@@ -82,21 +88,22 @@ def decode(table: EncodedTable, schema: Schema) -> pd.DataFrame:
     )
 
 
-def audit(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
-    """How many values of each column go with the schema, for the holder's eyes only.
+def validation_counts(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
+    """Count the values of each column that are inside, outside, not a number or missing.
 
-    The counts are exact. They tell whether a schema suits its table, and must not be released.
+    The counts are exact. They tell the holder whether a schema suits its table, and must not be
+    released.
     """
     names = [status.name.lower() for status in _Status]
     counts = {
         column.name: np.bincount(status, minlength=len(names))
-        for column, _, status in _interpreted(frame, schema)
+        for column, _, status in _read_columns(frame, schema)
     }
     return pd.DataFrame.from_dict(counts, orient="index", columns=names)
 
 
 def value_counts(name: str, series: pd.Series) -> dict[str | None, int]:
-    """How often each text stands in a column; None is for nulls."""
+    """Count each text in a column; None is for nulls."""
     indices, texts = _distinct(_arrow_array(name, series))
     counts: dict[str | None, int] = {}
     for text, count in zip(texts, np.bincount(indices, minlength=len(texts)), strict=True):
@@ -107,7 +114,7 @@ def value_counts(name: str, series: pd.Series) -> dict[str | None, int]:
 # Reading: a number (or the index of a level) for each value, and how it fits
 
 
-def _interpreted(
+def _read_columns(
     frame: pd.DataFrame, schema: Schema
 ) -> Iterator[tuple[AnyColumn, np.ndarray, np.ndarray]]:
     check_names("table", list(frame.columns), schema.names)
@@ -134,7 +141,7 @@ def _check_type(column: AnyColumn, series: pd.Series, array: pa.Array) -> None:
         )
     if level_type is not str:
         return
-    if any(test(array.type) for test in _NUMBERS):
+    if is_any_of(array.type, _NUMBERS):
         given = f"a column of numbers ({series.dtype})"
     elif _holds_objects(series) and not all(map(is_text, series.astype(object))):
         given = "a column in which some values are no texts, but numbers or other objects"
@@ -178,7 +185,7 @@ def _markers_of(column: AnyColumn, schema: Schema) -> tuple[str, ...]:
 def _read_numbers(
     column: Numeric, array: pa.Array, markers: tuple[str, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    if any(test(array.type) for test in _BINARY_NUMBERS):
+    if is_any_of(array.type, _BINARY_NUMBERS):
         numbers = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         status = np.where(np.isnan(numbers), _Status.MISSING, _Status.INSIDE)
         status[np.isin(numbers, [to_number(marker) for marker in markers])] = _Status.MISSING
@@ -274,16 +281,12 @@ def _whole(values: np.ndarray, lower: float, upper: float) -> np.ndarray:
 
 # Types
 
-_BINARY_NUMBERS = (pa.types.is_integer, pa.types.is_floating)
+_BINARY_NUMBERS = ("integer", "floating")
 # Decimals are read as texts: Arrow turns them into floats that are not always the nearest ones.
-_NUMBERS = (*_BINARY_NUMBERS, pa.types.is_decimal)
-_TEXTS = (
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_binary,  # how some programs store texts in Parquet files
-    pa.types.is_large_binary,
-)
-_READABLE = (*_NUMBERS, *_TEXTS, pa.types.is_boolean)
+_NUMBERS = (*_BINARY_NUMBERS, "decimal")
+# Some programs store texts as bytes in Parquet files.
+_TEXTS = ("string", "large_string", "binary", "large_binary")
+_READABLE = (*_NUMBERS, *_TEXTS, "boolean")
 _READ_AS_TEXT = "dpvim.read_table(path), or pandas.read_csv(path, dtype=str, keep_default_na=False)"
 
 
@@ -302,7 +305,7 @@ def _arrow_array(name: str, series: pd.Series) -> pa.Array:
         array = array.dictionary_decode()
     if array is not None and pa.types.is_null(array.type):
         array = array.cast(pa.string())
-    if array is None or not any(test(array.type) for test in _READABLE):
+    if array is None or not is_any_of(array.type, _READABLE):
         raise TableError(
             f"column {name!r}: expected texts, numbers or booleans, got a column of type "
             f"{series.dtype}. Write dates as numbers (days, years), or leave the column out."
@@ -311,7 +314,7 @@ def _arrow_array(name: str, series: pd.Series) -> pa.Array:
 
 
 def _holds_objects(series: pd.Series) -> bool:
-    """Whether each value, or each category, may be of a type of its own."""
+    """True if each value, or each category, may be of a type of its own."""
     return getattr(series.dtype, "categories", series).dtype == object
 
 

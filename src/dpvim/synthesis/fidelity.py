@@ -1,4 +1,4 @@
-"""How far a synthetic table is from the original: total variation of one and of two columns.
+"""Total variation distance between a synthetic table and the original, by column and by pair.
 
 The distances are exact functions of private data, for the holder's eyes only.
 

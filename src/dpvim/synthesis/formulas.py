@@ -23,7 +23,7 @@ class FormulaError(ValueError):
 
 
 def is_formula(text: str) -> bool:
-    """Whether a spreadsheet would run a text: a sign at its start, but no number and not alone."""
+    """True if a spreadsheet would run a text: a sign at its start, but no number and not alone."""
     return len(text) > 1 and text[0] in SIGNS and not _NUMBER.fullmatch(text)
 
 
@@ -37,7 +37,7 @@ def quoted(text: str) -> str:
 
 
 def formulas_of(schema: Schema) -> list[str]:
-    """What of a schema would be run, to be said in a sentence.
+    """List names, levels and markers of a schema that spreadsheets would run, for a message.
 
     >>> from dpvim.synthesis.schema import Binary
     >>> formulas_of(Schema((Binary(name="@home", levels=("-x", "+y")),)))

@@ -1,4 +1,4 @@
-"""From a schema to models of its table: a mixture, a regression, or the user's own."""
+"""Models of a table by its schema: a mixture, a regression, or the user's own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,30 @@ _NUM_BINS = 20
 _INTERCEPT_SCALE = 5.0
 
 
-def model_of(
+def build_model(
+    schema: Schema,
+    own: Callable[..., Any] | None = None,
+    *,
+    components: int,
+    target: str | None = None,
+    target_model: str | None = None,
+    numbers: str = DEFAULT_NUMBERS,
+) -> Callable[..., Any]:
+    """The user's own model, or else the mixture with these settings (see `build_mixture`)."""
+    if own is None:
+        return build_mixture(
+            schema,
+            components=components,
+            target=target,
+            target_model=target_model,
+            numbers=numbers,
+        )
+    if target is not None or target_model is not None:
+        raise ValueError("target: expected none with a model of your own, which has its own.")
+    return own
+
+
+def build_mixture(
     schema: Schema,
     *,
     components: int,
@@ -65,6 +88,19 @@ def model_of(
         )
     columns = [_column(each, 0 if each.name == target else bins) for each in schema.columns]
     return Mixture(columns, components, response)
+
+
+def mixture_settings(model: Callable[..., Any], schema: Schema) -> dict[str, Any] | None:
+    """The settings that `build_mixture` makes this model from; None for the user's own."""
+    if not isinstance(model, Mixture):
+        return None
+    name, kind = model.response or (None, None)
+    for numbers in NUMBERS:
+        settings: dict[str, Any] = {"components": model.num_components, "numbers": numbers}
+        settings |= {"target": name, "target_model": kind}
+        if build_mixture(schema, **settings) == model:
+            return settings
+    return None
 
 
 def coefficient_names(model: Mixture, schema: Schema) -> list[str]:
@@ -105,8 +141,8 @@ class TableRegression:
         return covariates, outcome.astype(np.float32)
 
 
-def own_model(path: str | Path) -> Callable[..., Any]:
-    """The function `model` of a Python file. Runs the file."""
+def load_model(path: str | Path) -> Callable[..., Any]:
+    """Run a Python file and return its function `model`."""
     source = Path(path)
     if not source.is_file():
         raise FileNotFoundError(f"{source}: expected a Python file with a model, there is none.")

@@ -16,26 +16,27 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.parquet as pq
 
+from dpvim._extras import LazyModule
 from dpvim.files import new_file
 from dpvim.synthesis.formulas import SIGNS, check_rule, is_formula, quoted, refusal
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.csv as pyarrow_csv
+    import pyarrow.parquet as pq
+else:
+    pa = LazyModule("pyarrow", extra="tables")
+    pc = LazyModule("pyarrow.compute", extra="tables")
+    pyarrow_csv = LazyModule("pyarrow.csv", extra="tables")
+    pq = LazyModule("pyarrow.parquet", extra="tables")
+
 _DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
-_NO_TEXTS = (
-    pa.types.is_integer,
-    pa.types.is_floating,
-    pa.types.is_decimal,
-    pa.types.is_boolean,
-    pa.types.is_null,
-    pa.types.is_temporal,
-)
+_NO_TEXTS = ("integer", "floating", "decimal", "boolean", "null", "temporal")
 _SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 
 
@@ -115,6 +116,11 @@ def write_table(
             stream.writelines(_csv_lines(pieces, delimiter or _delimiter(suffix), marker))
 
 
+def is_any_of(arrow_type: pa.DataType, kinds: Iterable[str]) -> bool:
+    """Test a type of Arrow's against kinds such as "integer" or "string"."""
+    return any(getattr(pa.types, f"is_{kind}")(arrow_type) for kind in kinds)
+
+
 def _suffix(path: Path) -> str:
     name = path.name.lower()
     for suffix in _SUFFIXES:
@@ -168,7 +174,7 @@ def _read_csv(
         raise TableError(
             f"encoding: expected a name such as 'utf-8' or 'latin-1', got {encoding!r}."
         ) from None
-    with _errors_of_csv(source, encoding):
+    with _csv_errors_explained(source, encoding):
         names = [name.strip() for name in _header(source, delimiter, encoding)]
         names = _without_apostrophes(names, columns or ())
         _check_delimiter(source, names, columns, delimiter)
@@ -181,25 +187,25 @@ def _read_csv(
         }
         broken: list[int] = []
 
-        def note(row: pyarrow.csv.InvalidRow) -> str:
+        def note(row: pyarrow_csv.InvalidRow) -> str:
             broken.append(row.actual_columns)
             return "skip"
 
-        table = pyarrow.csv.read_csv(
+        table = pyarrow_csv.read_csv(
             pa.input_stream(str(source), compression="gzip" if _is_compressed(source) else None),
-            read_options=pyarrow.csv.ReadOptions(
+            read_options=pyarrow_csv.ReadOptions(
                 encoding=encoding,
                 column_names=[str(place) for place in range(len(names))],
                 skip_rows_after_names=1,
             ),
-            parse_options=pyarrow.csv.ParseOptions(
+            parse_options=pyarrow_csv.ParseOptions(
                 delimiter=delimiter,
                 newlines_in_values=True,
                 # In a table with one column an empty line is an empty value.
                 ignore_empty_lines=len(names) > 1,
                 invalid_row_handler=note,
             ),
-            convert_options=pyarrow.csv.ConvertOptions(
+            convert_options=pyarrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(wanted, pa.string()), include_columns=[*wanted]
             ),
         )
@@ -214,7 +220,7 @@ def _read_csv(
 
 
 @contextlib.contextmanager
-def _errors_of_csv(source: Path, encoding: str) -> Iterator[None]:
+def _csv_errors_explained(source: Path, encoding: str) -> Iterator[None]:
     """Say what is wrong with a file, without the rows that the parser's messages quote."""
     other = "latin-1" if encoding == "utf-8" else "utf-8"
     hint = f"Pass the encoding that it was saved in, such as {other!r} or 'utf-16'."
@@ -262,11 +268,11 @@ def _check_delimiter(
 ) -> None:
     if len(names) > 1 or (columns is not None and set(columns) <= set(names)):
         return
-    for other, spoken in _DELIMITERS.items():
-        if other != delimiter and any(other in name for name in names):
+    for other, name in _DELIMITERS.items():
+        if other != delimiter and any(other in column for column in names):
             raise TableError(
                 f"{source}: expected fields that {_DELIMITERS.get(delimiter, repr(delimiter))} "
-                f"separates, got one column whose name holds {spoken}. Pass the delimiter "
+                f"separates, got one column whose name holds {name}. Pass the delimiter "
                 f"{other!r}."
             )
 
@@ -333,7 +339,7 @@ def _without_formulas(target: Path, piece: pa.Table, missing: str, formulas: str
 
 def _formulas_in(column: pa.ChunkedArray) -> list[str]:
     """The distinct formulas in a column; numbers are none, however they are written."""
-    if any(test(column.type) for test in _NO_TEXTS):
+    if is_any_of(column.type, _NO_TEXTS):
         return []
     texts = column.cast(pa.string())
     suspect = pc.match_substring_regex(texts, f"^[{re.escape(SIGNS)}]")

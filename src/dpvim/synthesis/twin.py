@@ -1,9 +1,8 @@
-"""A synthetic twin of a table: fit once under differential privacy, sample for ever after."""
+"""A synthetic twin of a table: tables drawn from a fitted model, and its folder of files."""
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -16,19 +15,18 @@ import pandas as pd
 
 import dpvim.result
 from dpvim import _validate
+from dpvim._extras import require
 from dpvim._progress import ProgressBar, wanted
 from dpvim.files import new_folder, write_json
-from dpvim.fitting import fit as fit_model
-from dpvim.models.mixture import Mixture
 from dpvim.models.sample_rows import draw_rows
 from dpvim.posterior.posterior import Posterior
 from dpvim.privacy.randomness import fresh_key
 from dpvim.privacy.statement import NoPrivacy, PrivacyStatement
 from dpvim.result import Fit
 from dpvim.serialization import FileError
-from dpvim.synthesis.encoding import EncodedTable, decode, encode
+from dpvim.synthesis.encoding import EncodedTable, decode
 from dpvim.synthesis.formulas import check_schema
-from dpvim.synthesis.model import DEFAULT_NUMBERS, NUMBERS, model_of
+from dpvim.synthesis.model import build_mixture, mixture_settings
 from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.tables import write_table
 from dpvim.types import NotForReleaseWarning
@@ -36,12 +34,8 @@ from dpvim.types import NotForReleaseWarning
 _FORMAT, _VERSION = "dpvim twin", 1
 _FIT, _SCHEMA, _PRIVACY, ABOUT = "posterior.npz", "schema.toml", "privacy.json", "twin.json"
 DATA = "data"
-DEFAULT_COMPONENTS = 10
-DEFAULT_CLIP_NORM = 2.0
-DEFAULT_LEARNING_RATE = 2e-2
-DEFAULT_STEPS = 4000
-# What a privacy statement says in numbers.
-_GUARANTEE = (
+# Fields of a privacy statement that must agree with the fit.
+_GUARANTEE_FIELDS = (
     *("private", "delta", "relation", "noise_multiplier", "clip_norm", "sampling_prob"),
     *("num_examples", "num_steps"),
 )
@@ -171,10 +165,9 @@ class Twin:
             datasets: Synthetic tables, frames or paths; default twenty that are drawn now.
             options: ``compare=`` the original, for a report that is not for release; others.
         """
-        from dpvim.synthesis.report.page import write_report  # it knows twins
-
         tables = self.datasets(_REPORT_TABLES) if datasets is None else datasets
-        write_report(self, tables, path, **options)
+        page = require("dpvim.synthesis.report.page", extra="report")
+        page.write_report(self, tables, path, **options)
 
     # -- files --------------------------------------------------------------------------------
 
@@ -189,7 +182,7 @@ class Twin:
         self.schema.save(folder / _SCHEMA)
         write_json(folder / _PRIVACY, self.privacy.to_dict())
         about = {"format": _FORMAT, "version": _VERSION, "num_rows": self.num_rows}
-        write_json(folder / ABOUT, {**about, "model": _recipe(self.model, self.schema)})
+        write_json(folder / ABOUT, {**about, "model": mixture_settings(self.model, self.schema)})
 
     @classmethod
     def load(cls, folder: str | Path, *, model: Callable[..., Any] | None = None) -> Self:
@@ -213,10 +206,11 @@ class Twin:
                     f"{about_file}: expected a twin of version {_VERSION} at most. Install a newer "
                     "dpvim."
                 )
-            recipe, num_rows = about["model"], _validate.positive_int("num_rows", about["num_rows"])
+            settings = about["model"]
+            num_rows = _validate.positive_int("num_rows", about["num_rows"])
             schema = Schema.load(source / _SCHEMA)
-            if recipe is not None:
-                model = model_of(schema, **recipe)
+            if settings is not None:
+                model = build_mixture(schema, **settings)
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise FileError(f"{about_file}: damaged ({error}).") from error
         if model is None:
@@ -227,114 +221,6 @@ class Twin:
         fit = dpvim.result.load(source / _FIT)
         _check_statement(source / _PRIVACY, fit)
         return cls(schema, fit, model, num_rows)
-
-
-def synthesize(
-    frame: pd.DataFrame,
-    schema: Schema,
-    *,
-    epsilon: float,
-    delta: float | None = None,
-    target: str | None = None,
-    target_model: str | None = None,
-    components: int = DEFAULT_COMPONENTS,
-    numbers: str = DEFAULT_NUMBERS,
-    model: Callable[..., Any] | None = None,
-    clip_norm: float = DEFAULT_CLIP_NORM,
-    learning_rate: float = DEFAULT_LEARNING_RATE,
-    num_examples: int | None = None,
-    **fit_options: Any,
-) -> Twin:
-    """Learn a model of a sensitive table under (epsilon, delta)-differential privacy.
-
-    Args:
-        frame: The table; one row for each person.
-        schema: What is publicly known about its columns; every entry must be reviewed.
-        epsilon: The budget.
-        delta: Default: a tenth of one over the number of rows.
-        target: A column to be regressed on all others.
-        target_model: ``logistic``, ``poisson`` or ``linear``; default by the target's kind.
-        components: Number of mixture components.
-        numbers: What integer and real columns are in a component: ``histogram`` or ``normal``.
-        model: A NumPyro model of your own instead of the mixture: called with the columns' values
-            and where they are missing (dicts of arrays, as `dpvim.synthesis.encoding.encode`
-            returns them) it observes them; called with ``num_rows=`` it returns drawn columns.
-        clip_norm, learning_rate, num_examples, fit_options: As in `dpvim.fit`; 4000 steps unless
-            told. (Longer runs have more noise a step, which shows where data are scarce.)
-
-    Returns:
-        A `Twin`: ``twin.sample()``, ``twin.datasets(100)``, ``twin.save("twin")``.
-    """
-    schema.check_reviewed()
-    if model is None:
-        model = model_of(
-            schema,
-            components=components,
-            target=target,
-            target_model=target_model,
-            numbers=numbers,
-        )
-    elif target is not None or target_model is not None:
-        raise ValueError("target: expected none with a model of your own, which has its own.")
-    _check_fit_options(fit_options)
-    if not {"num_steps", "num_epochs"} & set(fit_options):
-        fit_options["num_steps"] = DEFAULT_STEPS
-    # A mixture is no quadratic over wide probes (benchmarks/probe_width.py).
-    fit_options.setdefault("probe_width", 1.0)
-    public_rows = len(frame) if num_examples is None else num_examples
-    table = encode(frame, schema)
-    result = fit_model(
-        model,
-        table.values,
-        table.missing,
-        epsilon=epsilon,
-        delta=default_delta(public_rows) if delta is None else delta,
-        clip_norm=clip_norm,
-        learning_rate=learning_rate,
-        num_examples=num_examples,
-        **fit_options,
-    )
-    return Twin(schema, result, model, public_rows)
-
-
-class TwinModel:
-    """`synthesize` in the manner of scikit-learn.
-
-    >>> model = TwinModel("schema", epsilon=1.0, target="infected")
-    >>> model.get_params()["epsilon"]
-    1.0
-
-    Then ``model.fit(frame).sample(1000)``; the twin is ``model.twin_``.
-
-    Args:
-        schema, epsilon, options: As in `synthesize`.
-    """
-
-    def __init__(self, schema: Schema, *, epsilon: float, **options: Any) -> None:
-        self.set_params(schema=schema, epsilon=epsilon, **options)
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The settings; `deep` is there for scikit-learn."""
-        return dict(self._params)
-
-    def set_params(self, **params: Any) -> Self:
-        """Change settings; they hold from the next `fit` on."""
-        known = [*inspect.signature(synthesize).parameters][1:-1] + _FIT_OPTIONS
-        for name in params:
-            _validate.one_of("option", name, known)
-        self._params = {**getattr(self, "_params", {}), **params}
-        return self
-
-    def fit(self, frame: pd.DataFrame, y: None = None) -> Self:
-        """Fit the model under differential privacy; `y` is there for scikit-learn."""
-        self.twin_ = synthesize(frame, **self._params)
-        return self
-
-    def sample(self, num_rows: int | None = None, *, seed: int | None = None) -> pd.DataFrame:
-        """One synthetic table, from one draw of the posterior."""
-        if not hasattr(self, "twin_"):
-            raise ValueError("expected a model that was fitted, got one that was not: call fit.")
-        return self.twin_.sample(num_rows, seed=seed)
 
 
 def check_format(schema: Schema, suffix: str, formulas: str) -> None:
@@ -349,7 +235,7 @@ def _check_statement(path: Path, fit: Fit) -> None:
     facts = json.loads(json.dumps(fit.privacy.to_dict()))
     # Words may change from version to version, the last digits of epsilon, too.
     claims_less = stated.get("epsilon", 0.0) < 0.999 * facts.get("epsilon", 0.0)
-    if claims_less or any(stated.get(name) != facts.get(name) for name in _GUARANTEE):
+    if claims_less or any(stated.get(name) != facts.get(name) for name in _GUARANTEE_FIELDS):
         raise FileError(
             f"{path}: expected the privacy statement of the fit beside it, got another one or "
             "none. The folder was changed after it was written."
@@ -361,36 +247,3 @@ def _check_statement(path: Path, fit: Fit) -> None:
             NotForReleaseWarning,
             stacklevel=3,
         )
-
-
-def default_delta(num_rows: int) -> float:
-    """A tenth of 1/N: at delta = 1/N a mechanism may publish a record outright."""
-    return 0.1 / _validate.positive_int("num_examples", num_rows)
-
-
-def _recipe(model: Callable[..., Any], schema: Schema) -> dict[str, Any] | None:
-    """What `model_of` makes the model from; None for the user's own."""
-    if not isinstance(model, Mixture):
-        return None
-    name, kind = model.response or (None, None)
-    for numbers in NUMBERS:
-        recipe: dict[str, Any] = {"components": model.num_components, "numbers": numbers}
-        recipe |= {"target": name, "target_model": kind}
-        if model_of(schema, **recipe) == model:
-            return recipe
-    return None
-
-
-# Options of `dpvim.fit` that `synthesize` hands on.
-_FIT_OPTIONS = [
-    name
-    for name, parameter in inspect.signature(fit_model).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY
-    and name not in {*inspect.signature(synthesize).parameters, "noise_multiplier"}
-]
-
-
-def _check_fit_options(options: dict[str, Any]) -> None:
-    # Otherwise they would be taken for arguments of the model.
-    for name in options:
-        _validate.one_of("option", name, _FIT_OPTIONS)

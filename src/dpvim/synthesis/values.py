@@ -1,4 +1,4 @@
-"""What a text of a table stands for: a number, an integer, a boolean.
+"""Texts of a table as numbers, integers or booleans.
 
 Every value of a table is read as the text that it would be in a CSV file, so that what it means
 does not depend on the type of the column that holds it.
@@ -59,7 +59,7 @@ LEVEL_OF_TEXT: dict[type, Callable[[str], Any]] = {str: str, int: to_integer, bo
 def are_markers(
     texts: Sequence[str | None], markers: Sequence[str], *, as_numbers: bool
 ) -> np.ndarray:
-    """Which texts stand for a missing value; None always does.
+    """Mark the texts that stand for a missing value; None always does.
 
     Args:
         texts: Values of a table.
@@ -106,5 +106,5 @@ def text_of(value: Any) -> str | None:
 
 
 def is_text(value: Any) -> bool:
-    """Whether a value is a text or missing, and not something else that has one."""
+    """True for texts and missing values, False for other objects that can be written as text."""
     return isinstance(value, str | bytes) or text_of(value) is None

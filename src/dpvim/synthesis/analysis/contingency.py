@@ -1,4 +1,4 @@
-"""Tables as counts: bins of columns, and how often one or two of them have which values.
+"""Contingency tables: bins of columns, and joint counts of one or two of them.
 
 Bins come from the schema alone, so that they are the same for an original and for its twins.
 
@@ -53,7 +53,7 @@ class Bins:
 
     @property
     def num_present(self) -> int:
-        """How many groups are for values that are not missing."""
+        """Number of groups for values that are not missing."""
         return self.size - self.nullable
 
 
@@ -113,7 +113,7 @@ def bin_table(
     return BinnedTable(bins, codes)
 
 
-def stack(tables: Sequence[BinnedTable]) -> BinnedTable:
+def concat(tables: Sequence[BinnedTable]) -> BinnedTable:
     """The records of several tables together."""
     names = tables[0].names
     return BinnedTable(
@@ -135,11 +135,11 @@ def bins_of(column: AnyColumn, num_bins: int = NUM_BINS) -> Bins:
     if isinstance(column, Real):
         is_log = column.scale == "log"
         edges = (np.geomspace if is_log else np.linspace)(lower, upper, num_bins + 1)
-        labels = [f"{short(a)} to {short(b)}" for a, b in itertools.pairwise(edges)]
+        labels = [f"{format_short(a)} to {format_short(b)}" for a, b in itertools.pairwise(edges)]
         return Bins((*labels, *missing), edges, column.nullable, is_log)
     edges = _whole_edges(int(lower), int(upper), num_bins, growing=isinstance(column, Count))
     # Large numbers are rounded in labels, which have little room.
-    text = short if upper >= 1e6 else "{:.0f}".format
+    text = format_short if upper >= 1e6 else "{:.0f}".format
     labels = [
         text(a) if b - a == 1 else f"{text(a)} to {text(b - 1)}"
         for a, b in itertools.pairwise(edges)
@@ -171,10 +171,10 @@ def cramers_v(counts: Int[np.ndarray, "groups others"]) -> float:
     return 0.0 if smaller <= 1 else float(min(1.0, np.sqrt(phi2 / (smaller - 1))))
 
 
-def short(number: float) -> str:
+def format_short(number: float) -> str:
     """A number in three digits, without an exponent if it needs none.
 
-    >>> short(3162.3), short(0.1), short(2e9), short(5.0)
+    >>> format_short(3162.3), format_short(0.1), format_short(2e9), format_short(5.0)
     ('3160', '0.1', '2e+09', '5')
     """
     rounded = float(f"{number:.3g}")

@@ -25,14 +25,14 @@ FAMILIES = {
     "binomial": sm.families.Binomial,
     "poisson": sm.families.Poisson,
 }
-# Iterations double the correct digits; what has not settled after so many never will.
+# Iterations double the correct digits; what has not converged after so many never will.
 _MAX_ITERATIONS = 50
 # What formulas of spreadsheets begin with; as in dpvim.synthesis.formulas.
 _SIGNS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 
 
 class Layout(TypedDict):
-    """How to read the tables; a plain dictionary, since it travels between processes."""
+    """Levels and missing values of tables; a plain dictionary, it travels between processes."""
 
     levels: Mapping[str, Sequence[Any]]
     """By column, the levels it can have."""
@@ -40,8 +40,8 @@ class Layout(TypedDict):
     """Texts that stand for missing values in CSV files; None for those that pandas knows."""
 
 
-class Outcome(TypedDict):
-    """What became of one table; a plain dictionary, since it travels between processes."""
+class TableFit(TypedDict):
+    """The fit of one table, or why there is none; a plain dictionary for the same reason."""
 
     failure: str
     """Why there is no fit; empty if there is one."""
@@ -55,23 +55,23 @@ class FitError(Exception):
     """The model has no estimate on this table; the message says why."""
 
 
-def fit_table(table: pd.DataFrame | str, formula: str, family: str, layout: Layout) -> Outcome:
-    """Fit a table, or the table in a file. Whatever goes wrong is an outcome, not an exception."""
+def fit_table(table: pd.DataFrame | str, formula: str, family: str, layout: Layout) -> TableFit:
+    """Fit a table, or the table in a file. Whatever goes wrong is a result, not an exception."""
     with warnings.catch_warnings():
         # What they say is found in the fit's attributes, which do not depend on filters.
         warnings.simplefilter("ignore")
         try:
             return _fit(_read_table(table, layout), formula, family, layout["levels"])
         except FitError as error:
-            return failed(str(error))
+            return failed_fit(str(error))
         except Exception as error:
             first_line = (str(error).strip().splitlines() or [""])[0]
-            return failed(f"{type(error).__name__}: {first_line}")
+            return failed_fit(f"{type(error).__name__}: {first_line}")
 
 
-def failed(reason: str) -> Outcome:
-    """The outcome of a table that has no fit."""
-    return Outcome(
+def failed_fit(reason: str) -> TableFit:
+    """The result for a table that has no fit."""
+    return TableFit(
         failure=reason, names=[], params=np.empty(0), covariance=np.empty((0, 0)), num_rows=0
     )
 
@@ -113,10 +113,10 @@ def _without_apostrophes(frame: pd.DataFrame, levels: Mapping[str, Sequence[str]
 
 def _fit(
     table: pd.DataFrame, formula: str, family: str, levels: Mapping[str, Sequence[Any]]
-) -> Outcome:
+) -> TableFit:
     y, X = patsy.dmatrices(
         formula,
-        _with_levels(table, levels, outcome=_name(formula.split("~")[0])),
+        _with_levels(table, levels, outcome=_column_name(formula.split("~")[0])),
         # Names in a formula mean the same in every process: columns, patsy's functions and numpy.
         eval_env=patsy.EvalEnvironment([{"np": np}]),
         return_type="dataframe",
@@ -131,7 +131,7 @@ def _fit(
         raise FitError(_why_not_converged(fit.fit_history["params"], list(X.columns), family))
     if not (np.isfinite(params).all() and np.isfinite(covariance).all()):
         raise FitError("the estimates are not finite")
-    return Outcome(
+    return TableFit(
         failure="",
         names=list(X.columns),
         params=params,
@@ -140,7 +140,7 @@ def _fit(
     )
 
 
-def _name(term: str) -> str:
+def _column_name(term: str) -> str:
     """The column that a term names, by itself or as in Q("age group")."""
     quoted = re.fullmatch(r"""\s*Q\(\s*(["'])(.*)\1\s*\)\s*""", term)
     return quoted[2] if quoted else term.strip()

@@ -15,10 +15,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from dpvim.synthesis.analysis import glm
+from dpvim._extras import LazyModule
+
+if TYPE_CHECKING:
+    from dpvim.synthesis.analysis import glm
+else:
+    glm = LazyModule("dpvim.synthesis.analysis.glm", extra="analysis")
 
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
@@ -33,19 +39,19 @@ def fit_tables(
     *,
     workers: int,
     done: Callable[[], None],
-) -> list[glm.Outcome]:
-    """The outcome of each table, in their order; `done` is called after each one.
+) -> list[glm.TableFit]:
+    """Fit every table and return the results in their order; `done` is called after each one.
 
     One worker is this process itself. Whatever the number, estimates agree but for rounding.
     """
     if workers == 1:
-        outcomes = []
+        fits = []
         for table in tables:
-            outcomes.append(glm.fit_table(table, formula, family, layout))
+            fits.append(glm.fit_table(table, formula, family, layout))
             done()
-        return outcomes
+        return fits
 
-    by_index: dict[int, glm.Outcome] = {}
+    by_index: dict[int, glm.TableFit] = {}
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for index in range(len(tables)):
         waiting.put(index)
@@ -57,16 +63,16 @@ def fit_tables(
                 by_index[index] = worker.fit(tables[index])
                 done()
 
-    crew = [_Worker((formula, family, layout)) for _ in range(min(workers, len(tables)))]
-    with ThreadPoolExecutor(len(crew)) as threads:
+    processes = [_Worker((formula, family, layout)) for _ in range(min(workers, len(tables)))]
+    with ThreadPoolExecutor(len(processes)) as threads:
         try:
-            list(threads.map(work, crew))
+            list(threads.map(work, processes))
         finally:
             # After Ctrl-C, threads must find nothing more to do, and nobody to wait for.
             with contextlib.suppress(queue.Empty):
                 while True:
                     waiting.get_nowait()
-            for worker in crew:
+            for worker in processes:
                 worker.stop()
     return [by_index[index] for index in range(len(tables))]
 
@@ -78,7 +84,7 @@ class _Worker:
         self._model = model
         self._process: subprocess.Popen[bytes] | None = None
 
-    def fit(self, table: pd.DataFrame | str) -> glm.Outcome:
+    def fit(self, table: pd.DataFrame | str) -> glm.TableFit:
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -88,7 +94,7 @@ class _Worker:
             return pickle.load(process.stdout)
         except (EOFError, OSError, pickle.UnpicklingError):
             self.stop()  # the next table gets a new process
-            return glm.failed("the process that fitted it died; it may have run out of memory")
+            return glm.failed_fit("the process that fitted it died; it may have run out of memory")
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._process = subprocess.Popen(

@@ -18,18 +18,21 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dpvim import _validate
-from dpvim._progress import wanted
-from dpvim.synthesis.analysis.glm import Layout, Outcome, failed
+from dpvim._extras import LazyModule
+from dpvim._progress import ProgressBar, wanted
 from dpvim.synthesis.analysis.glm_workers import fit_tables
 from dpvim.synthesis.analysis.rubin import Combined, combine
+
+if TYPE_CHECKING:
+    from dpvim.synthesis.analysis import glm
+else:
+    glm = LazyModule("dpvim.synthesis.analysis.glm", extra="analysis")
 
 _FAMILIES = {
     "gaussian": "gaussian",
@@ -71,7 +74,7 @@ class Analysis:
 
     @property
     def num_failed(self) -> int:
-        """How many data sets are not in the results."""
+        """Number of data sets that are not in the results."""
         return len(self.failures)
 
     def __str__(self) -> str:
@@ -134,73 +137,68 @@ def analyze(
     if workers is not None:
         _validate.positive_int("workers", workers)
     tables = _read_datasets(datasets)
-    bar = Progress(
-        TextColumn("analyzing"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("data sets"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not wanted(progress),
+    layout = glm.Layout(
+        levels=_read_levels(levels), missing=None if missing is None else list(missing)
     )
+    bar = ProgressBar(len(tables), show=wanted(progress), label="analyzing", unit="data sets")
     with bar:
-        task = bar.add_task("analyzing", total=len(tables))
-        outcomes = fit_tables(
+        fits = fit_tables(
             tables,
             formula,
             canonical,
-            Layout(levels=_read_levels(levels), missing=None if missing is None else list(missing)),
+            layout,
             workers=workers or _default_workers(tables),
-            done=lambda: bar.advance(task),
+            done=lambda: bar.advance(1),
         )
-    outcomes = _with_equal_designs(outcomes)
-    failures = tuple((i, o["failure"]) for i, o in enumerate(outcomes) if o["failure"])
-    fitted = [outcome for outcome in outcomes if not outcome["failure"]]
+    fits = _with_equal_designs(fits)
+    failures = tuple((i, fit["failure"]) for i, fit in enumerate(fits) if fit["failure"])
+    fitted = [fit for fit in fits if not fit["failure"]]
     if len(fitted) < 2:
         raise FailedFitsError(
-            f"expected fits of at least 2 data sets, got {len(fitted)} of {len(outcomes)}; the "
+            f"expected fits of at least 2 data sets, got {len(fitted)} of {len(fits)}; the "
             f"others failed:\n{_reasons(failures)}"
         )
     if failures:
         warnings.warn(
-            f"{len(failures)} of {len(outcomes)} data sets could not be fitted and are left out:\n"
+            f"{len(failures)} of {len(fits)} data sets could not be fitted and are left out:\n"
             f"{_reasons(failures)}",
             FailedFitsWarning,
             stacklevel=2,
         )
     # The harmonic mean: a variance goes with one over the number of rows.
-    rows = len(fitted) / sum(1 / outcome["num_rows"] for outcome in fitted)
+    rows = len(fitted) / sum(1 / fit["num_rows"] for fit in fitted)
     combined = combine(
-        np.stack([outcome["params"] for outcome in fitted]),
-        np.stack([outcome["covariance"] for outcome in fitted]),
+        np.stack([fit["params"] for fit in fitted]),
+        np.stack([fit["covariance"] for fit in fitted]),
         num_rows=num_rows,
         num_synthetic_rows=None if num_rows is None else rows,
         names=fitted[0]["names"],
         level=level,
     )
-    return Analysis(combined, formula, canonical, len(outcomes), failures)
+    return Analysis(combined, formula, canonical, len(fits), failures)
 
 
-def _with_equal_designs(outcomes: list[Outcome]) -> list[Outcome]:
+def _with_equal_designs(fits: list[glm.TableFit]) -> list[glm.TableFit]:
     """Fits without a column that others have are failures: they answer another question."""
-    names = list(dict.fromkeys(name for outcome in outcomes for name in outcome["names"]))
+    names = list(dict.fromkeys(name for fit in fits for name in fit["names"]))
 
-    def checked(outcome: Outcome) -> Outcome:
-        if outcome["failure"]:
-            return outcome
-        missing = [name for name in names if name not in outcome["names"]]
+    def checked(fit: glm.TableFit) -> glm.TableFit:
+        if fit["failure"]:
+            return fit
+        missing = [name for name in names if name not in fit["names"]]
         if missing:
-            return failed(f"columns missing in its design: {', '.join(missing)} (see levels)")
-        order = [outcome["names"].index(name) for name in names]
-        return Outcome(
+            reason = f"columns missing in its design: {', '.join(missing)} (see levels)"
+            return glm.failed_fit(reason)
+        order = [fit["names"].index(name) for name in names]
+        return glm.TableFit(
             failure="",
             names=names,
-            params=outcome["params"][order],
-            covariance=outcome["covariance"][np.ix_(order, order)],
-            num_rows=outcome["num_rows"],
+            params=fit["params"][order],
+            covariance=fit["covariance"][np.ix_(order, order)],
+            num_rows=fit["num_rows"],
         )
 
-    return [checked(outcome) for outcome in outcomes]
+    return [checked(fit) for fit in fits]
 
 
 def _read_datasets(datasets: Iterable[pd.DataFrame | str | Path]) -> list[pd.DataFrame | str]:

@@ -38,9 +38,16 @@ from jaxtyping import Bool, Float
 from scipy import stats
 
 from dpvim import _validate
+from dpvim.synthesis.analysis.rubin_input import (
+    Matrix,
+    check_within,
+    read_estimates,
+    read_names,
+    read_rows_ratio,
+    read_within,
+)
 
 Vector: TypeAlias = Float[np.ndarray, " k"]
-Matrix: TypeAlias = Float[np.ndarray, "k k"]
 
 # With so few degrees of freedom the quantiles of t leave the range of floating-point numbers.
 _MIN_DF = 0.01
@@ -73,7 +80,7 @@ class WaldTest(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Combined:
-    """What m synthetic tables say together. Arrays have one entry for each of k estimates.
+    """Pooled estimates from m synthetic tables. Arrays have one entry for each of k estimates.
 
     Attributes:
         names: What the estimates are called.
@@ -251,21 +258,21 @@ def combine(
         level: Level of the intervals.
     """
     level = _validate.open_unit("level", level)
-    values, found_names = _read_estimates(estimates)
+    values, found_names = read_estimates(estimates)
     m, k = values.shape
-    labels = _read_names(names, found_names, k)
-    within = _read_within(covariances, m, k, found_names)
-    rows_ratio = _read_rows(num_rows, num_synthetic_rows)
+    labels = read_names(names, found_names, k)
+    within = read_within(covariances, m, k, found_names)
+    rows_ratio = read_rows_ratio(num_rows, num_synthetic_rows)
 
     estimate = values.mean(axis=0)
     deviations = values - estimate
     between = deviations.T @ deviations / (m - 1)
-    _check_within(within, labels)
+    check_within(within, labels)
 
     total = total_variance(np.diag(between), np.diag(within), m, rows_ratio or 1.0)
     covariance, adjusted = _covariance(between, within, m, rows_ratio or 1.0, total.variance)
     standard_error = np.sqrt(total.variance)
-    reach = standard_error * _quantile(0.5 + level / 2, total.df)
+    half_width = standard_error * _quantile(0.5 + level / 2, total.df)
     if total.negative.any():
         _warn_negative([labels[i] for i in np.flatnonzero(total.negative)], rows_ratio)
     return Combined(
@@ -276,8 +283,8 @@ def combine(
         estimate=estimate,
         standard_error=standard_error,
         df=total.df,
-        lower=estimate - reach,
-        upper=estimate + reach,
+        lower=estimate - half_width,
+        upper=estimate + half_width,
         p_value=2 * stats.t.sf(np.abs(estimate) / standard_error, total.df),
         negative=total.negative,
         covariance=covariance,
@@ -339,134 +346,6 @@ def _covariance(
     return repaired * np.outer(scale, scale), True
 
 
-def _read_estimates(estimates: Any) -> tuple[Float[np.ndarray, "m k"], tuple[str, ...] | None]:
-    if not isinstance(estimates, np.ndarray | pd.DataFrame | pd.Series):
-        estimates = list(estimates)
-        if estimates and all(isinstance(entry, pd.Series) for entry in estimates):
-            # Aligned by label: a label that some series lack becomes NaN and is refused below.
-            estimates = pd.DataFrame([entry.to_dict() for entry in estimates])
-    names = None
-    if isinstance(estimates, pd.DataFrame):
-        names = tuple(map(str, estimates.columns))
-    values = _numbers("estimates", estimates)
-    if values.ndim not in (1, 2) or values.size == 0:
-        raise ValueError(
-            f"estimates: expected shape [m] or [m, k] for m data sets and k estimates, got "
-            f"{values.shape}."
-        )
-    if len(values) < 2:
-        raise ValueError(
-            "estimates: expected those of at least 2 data sets, got 1. One synthetic data set "
-            "does not show how estimates vary between data sets, which is what the variance is "
-            "made of. Generate more."
-        )
-    values = values.reshape(len(values), -1)
-    bad = np.argwhere(~np.isfinite(values))
-    if len(bad):
-        data_set, column = bad[0]
-        what = f" of {names[column]!r}" if names else f" {column}"
-        raise ValueError(
-            f"estimates: expected finite numbers, got {values[data_set, column]} for estimate"
-            f"{what} in data set {data_set}. Leave data sets out whose analysis failed, and say so."
-        )
-    return values, names
-
-
-def _read_names(
-    given: Sequence[str] | None, found: tuple[str, ...] | None, k: int
-) -> tuple[str, ...]:
-    if given is None:
-        return found or tuple(f"q{i + 1}" for i in range(k))
-    names = (given,) if isinstance(given, str) else tuple(map(str, given))
-    if len(names) != k or len(set(names)) != k:
-        raise ValueError(
-            f"names: expected {k} different names, one for each estimate, got {given}."
-        )
-    return names
-
-
-def _read_within(covariances: Any, m: int, k: int, labels: tuple[str, ...] | None) -> Matrix:
-    """Mean covariance matrix; NaN off the diagonal if variances are all there is."""
-    if not isinstance(covariances, np.ndarray | pd.DataFrame | pd.Series):
-        covariances = list(covariances)
-        for i, entry in enumerate(covariances):
-            if labels and isinstance(entry, pd.DataFrame) and tuple(map(str, entry)) != labels:
-                raise ValueError(
-                    f"covariances: expected the columns of the estimates, {list(labels)}, got "
-                    f"{list(entry.columns)} in data set {i}. Put them in the same order."
-                )
-    values = _numbers("covariances", covariances)
-    if values.shape == (m,) and k == 1:
-        values = values[:, None]
-    if values.shape not in ((m, k), (m, k, k)):
-        raise ValueError(
-            f"covariances: expected shape [{m}, {k}] (variances) or [{m}, {k}, {k}] (covariance "
-            f"matrices) for estimates of shape [{m}, {k}], got {list(values.shape)}."
-        )
-    if not np.isfinite(values).all():
-        where = np.argwhere(~np.isfinite(values))[0][0]
-        raise ValueError(
-            f"covariances: expected finite numbers, got NaN or infinity in data set {where}. Leave "
-            "data sets out whose analysis failed, and say so."
-        )
-    variances = values if values.ndim == 2 else np.einsum("lii->li", values)
-    if (variances < 0).any():
-        where, i = np.argwhere(variances < 0)[0]
-        raise ValueError(
-            f"covariances: expected variances of at least 0, got {variances[where, i]:g} for "
-            f"estimate {i} in data set {where}. Give variances, not standard errors or logarithms."
-        )
-    if values.ndim == 2:
-        # Covariances that were not given are not zero: they are unknown.
-        within = np.full((k, k), np.nan)
-        np.fill_diagonal(within, variances.mean(axis=0))
-        return within
-    scale = np.sqrt(variances[:, :, None] * variances[:, None, :])
-    uneven = np.abs(values - values.swapaxes(1, 2)) > 1e-6 * scale
-    if uneven.any():
-        where, i, j = np.argwhere(uneven)[0]
-        raise ValueError(
-            f"covariances: expected symmetric matrices, got {values[where, i, j]:g} and "
-            f"{values[where, j, i]:g} at [{i}, {j}] and [{j}, {i}] of data set {where}."
-        )
-    mean = values.mean(axis=0)
-    return (mean + mean.T) / 2
-
-
-def _read_rows(num_rows: float | None, num_synthetic_rows: float | None) -> float | None:
-    """Rows of a synthetic data set by rows of the original, if known."""
-    if num_rows is None and num_synthetic_rows is None:
-        return None
-    if num_rows is None or num_synthetic_rows is None:
-        given = "num_rows" if num_synthetic_rows is None else "num_synthetic_rows"
-        raise ValueError(
-            f"num_rows, num_synthetic_rows: expected both or neither, got {given} only. Only their "
-            "ratio is used; give both."
-        )
-    synthetic = _validate.positive("num_synthetic_rows", num_synthetic_rows)
-    return synthetic / _validate.positive("num_rows", num_rows)
-
-
-def _check_within(within: Matrix, labels: tuple[str, ...]) -> None:
-    variances = np.diag(within)
-    if (variances == 0).any():
-        raise ValueError(
-            f"covariances: expected a positive variance of {labels[int(variances.argmin())]!r} in "
-            "at least one data set, got 0 in all of them. Leave the estimate out: by its own "
-            "account it is known exactly."
-        )
-    if np.isnan(within).any():
-        return
-    scale = np.sqrt(variances)
-    lowest = np.linalg.eigvalsh(within / np.outer(scale, scale))[0]
-    if lowest <= len(within) * np.finfo(float).eps:
-        raise ValueError(
-            "covariances: expected a mean covariance matrix that is positive definite, got one "
-            f"with smallest eigenvalue {lowest:.2g} (of its correlations). Leave out estimates "
-            "that follow from the others, or give variances of shape [m, k] only."
-        )
-
-
 def _warn_negative(names: list[str], rows_ratio: float | None) -> None:
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     known = rows_ratio is not None
@@ -480,12 +359,3 @@ def _warn_negative(names: list[str], rows_ratio: float | None) -> None:
         NegativeVarianceWarning,
         stacklevel=3,
     )
-
-
-def _numbers(name: str, value: Any) -> np.ndarray:
-    try:
-        return np.array(value, dtype=float)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{name}: expected numbers in arrays of equal shape, one for each data set ({error})."
-        ) from error

@@ -22,13 +22,13 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter
 from PIL import Image
 
-from dpvim.synthesis.analysis.contingency import Bins, short
+from dpvim.synthesis.analysis.contingency import Bins, format_short
+from dpvim.synthesis.report.names import NOT_FOR_RELEASE
 
-NOT_FOR_RELEASE = "NOT FOR RELEASE"
 _SYNTHETIC, _ORIGINAL, _ALARM, _EMPTY = "tab:blue", "black", "#b00020", "#dddddd"
 _DPI, _COLOURS = 130, 128
 _SMALL, _WIDE = (4.0, 2.7), 4.5
-MOST_BARS = 20
+MAX_BARS = 20
 # A group with fewer records has no distribution worth a look.
 _SMALLEST_SHARE, _FEWEST = 0.002, 10
 Shares = Float[np.ndarray, "tables groups"]
@@ -51,11 +51,11 @@ def as_data_uri(figure: Figure) -> str:
         warnings.simplefilter("ignore", UserWarning)
         figure.savefig(buffer, format="png", dpi=_DPI)
     plt.close(figure)
-    return "data:image/png;base64," + base64.b64encode(_smaller(buffer)).decode("ascii")
+    return "data:image/png;base64," + base64.b64encode(_with_palette(buffer)).decode("ascii")
 
 
-def for_page(figure: Figure, *, height: float) -> Figure:
-    """A figure of a fit, narrower and without its titles: the page has captions."""
+def fit_to_page(figure: Figure, *, height: float) -> Figure:
+    """Make a figure of a fit narrower and drop its titles: the page has captions."""
     figure.set_size_inches(_WIDE, height)
     for axes in figure.axes:
         axes.set_title("")
@@ -92,8 +92,8 @@ def marginal(bins: Bins, shares: Shares, original: np.ndarray | None = None) -> 
     """
     figure = Figure(figsize=_SMALL, layout="constrained")
     axes = figure.add_subplot()
-    mean, low, high = spread(shares)
-    draw = _steps if _are_even(bins) and bins.num_present > MOST_BARS // 2 else _bars
+    mean, low, high = mean_and_quantiles(shares)
+    draw = _steps if _has_even_bins(bins) and bins.num_present > MAX_BARS // 2 else _bars
     draw(axes, bins, np.stack([mean, low, high]), original)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("share of rows")
@@ -105,21 +105,21 @@ def marginal(bins: Bins, shares: Shares, original: np.ndarray | None = None) -> 
     return figure
 
 
-def spread(shares: Shares) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def mean_and_quantiles(shares: Shares) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean over tables, and the 5 % and 95 % quantiles."""
     low, high = np.quantile(shares, [0.05, 0.95], axis=0)
     return shares.mean(axis=0), low, high
 
 
 def heat_map(names: Sequence[str], values: Float[np.ndarray, "k k"]) -> Figure:
-    """How strongly columns depend on each other, from 0 to 1; the diagonal is left empty."""
+    """Matrix of the dependence between columns, from 0 to 1; the diagonal is left empty."""
     side = _WIDE if len(names) <= 15 else _WIDE * 1.35
     figure = Figure(figsize=(side, side * 0.86), layout="constrained")
     axes = figure.add_subplot()
     shown = np.where(np.eye(len(names), dtype=bool), np.nan, values)
     axes.set_facecolor(_EMPTY)
     image = axes.imshow(shown, cmap="Blues", vmin=0, vmax=max(0.1, float(np.nanmax(shown))))
-    labels = [plain(name, 16) for name in names]
+    labels = [shorten_label(name, 16) for name in names]
     size = 8 if len(names) <= 15 else 7
     axes.set_xticks(range(len(names)), labels, rotation=60, ha="right", fontsize=size)
     axes.set_yticks(range(len(names)), labels, fontsize=size)
@@ -156,8 +156,8 @@ def pair(
         if original is not None:
             axes.set_title(title, fontsize=9)
     _label_groups(grid[0], bins[1], vertical=True)
-    figure.supylabel(plain(names[1], 26), fontsize=9)
-    figure.supxlabel(plain(names[0], 40), fontsize=9)
+    figure.supylabel(shorten_label(names[1], 26), fontsize=9)
+    figure.supxlabel(shorten_label(names[0], 40), fontsize=9)
     colours = figure.colorbar(image, ax=list(grid))
     colours.ax.tick_params(labelsize=8)
     colours.set_label("share within", fontsize=8)
@@ -182,7 +182,7 @@ def intervals(table: pd.DataFrame, *, other: pd.DataFrame | None = None) -> Figu
     for rows, colour, label, shift in sides:
         axes.hlines(places + shift, rows["lower"], rows["upper"], color=colour, linewidth=2)
         axes.plot(rows["estimate"], places + shift, "o", color=colour, markersize=4, label=label)
-    axes.set_yticks(places, [plain(name, 30) for name in table.index], fontsize=8)
+    axes.set_yticks(places, [shorten_label(name, 30) for name in table.index], fontsize=8)
     axes.invert_yaxis()
     axes.axvline(0, color="grey", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
@@ -196,12 +196,12 @@ def intervals(table: pd.DataFrame, *, other: pd.DataFrame | None = None) -> Figu
     return figure
 
 
-def plain(text: object, most: int) -> str:
+def shorten_label(text: object, most: int) -> str:
     """A label of a certain length that is not taken for a formula.
 
     What is too long loses its middle: names often differ at the end.
 
-    >>> plain("the age of my cat", 10), plain("in $", 10)
+    >>> shorten_label("the age of my cat", 10), shorten_label("in $", 10)
     ('the age…cat', 'in \\\\$')
     """
     label = " ".join(str(text).split())
@@ -210,7 +210,7 @@ def plain(text: object, most: int) -> str:
     return label.replace("$", r"\$")
 
 
-def _smaller(png: io.BytesIO) -> bytes:
+def _with_palette(png: io.BytesIO) -> bytes:
     """The picture with a palette instead of full colours: a third of the size."""
     smaller = io.BytesIO()
     with Image.open(png) as image:
@@ -220,7 +220,7 @@ def _smaller(png: io.BytesIO) -> bytes:
 
 def _parameter(name: str) -> str:
     site, star, _ = name.partition(" (not converged)")
-    return plain(site, 22) + "*" * bool(star)
+    return shorten_label(site, 22) + "*" * bool(star)
 
 
 def _stamp(figure: Figure) -> None:
@@ -231,9 +231,9 @@ def _stamp(figure: Figure) -> None:
 
 def _bars(axes: Axes, bins: Bins, shares: np.ndarray, original: np.ndarray | None) -> None:
     chosen = np.arange(bins.size)
-    if bins.size > MOST_BARS:
+    if bins.size > MAX_BARS:
         # The most frequent ones, in their declared order, and missing values.
-        order = np.argsort(-shares[0], kind="stable")[:MOST_BARS]
+        order = np.argsort(-shares[0], kind="stable")[:MAX_BARS]
         chosen = np.unique([*order, bins.size - 1] if bins.nullable else order)
     places = np.arange(len(chosen))
     mean, low, high = shares[:, chosen]
@@ -242,7 +242,7 @@ def _bars(axes: Axes, bins: Bins, shares: np.ndarray, original: np.ndarray | Non
     if original is not None:
         axes.plot(places, original[chosen], "_", color=_ORIGINAL, ms=9, mew=2, label="original")
     few = max(map(len, bins.labels)) * len(chosen) <= 36
-    labels = [plain(bins.labels[i], 14) for i in chosen]
+    labels = [shorten_label(bins.labels[i], 14) for i in chosen]
     if few:
         axes.set_xticks(places, labels, fontsize=8)
     else:
@@ -267,8 +267,8 @@ def _steps(axes: Axes, bins: Bins, shares: np.ndarray, original: np.ndarray | No
         axes.set_xlabel(absent, fontsize=8)
 
 
-def _are_even(bins: Bins) -> bool:
-    """Whether shares of groups can stand over an axis of numbers, as a histogram."""
+def _has_even_bins(bins: Bins) -> bool:
+    """True if shares of groups can stand over an axis of numbers, as a histogram."""
     if bins.edges is None:
         return False
     widths = np.diff(np.log(bins.edges) if bins.log_scale else bins.edges)
@@ -290,10 +290,12 @@ def _label_groups(axes: Axes, bins: Bins, *, vertical: bool) -> None:
         chosen = [*(i for i in chosen if i < bins.size - 1 - every // 2), bins.size - 1]
     if bins.edges is not None and every > 1:
         # Where a group starts is shorter than its name.
-        texts = [short(bins.edges[i]) if i < bins.num_present else bins.labels[i] for i in chosen]
+        texts = [
+            format_short(bins.edges[i]) if i < bins.num_present else bins.labels[i] for i in chosen
+        ]
     else:
         texts = [bins.labels[i] for i in chosen]
-    labels = [plain(text, 12) for text in texts]
+    labels = [shorten_label(text, 12) for text in texts]
     if vertical:
         axes.set_yticks(chosen, labels, fontsize=8)
     elif max(map(len, labels)) * len(labels) <= 24:

@@ -1,4 +1,4 @@
-"""What a report shows of the original, which makes it not for release."""
+"""Section of a report that shows the original, which makes it not for release."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ import numpy as np
 import pandas as pd
 
 from dpvim.synthesis.analysis.contingency import BinnedTable
-from dpvim.synthesis.comparison import Dataset, Downstream, NoAnalysisError, downstream, spoken
+from dpvim.synthesis.comparison import (
+    Dataset,
+    Downstream,
+    NoAnalysisError,
+    downstream,
+    readable_term,
+)
 from dpvim.synthesis.fidelity import marginal_tv, pairwise_tv
 from dpvim.synthesis.report import charts
 from dpvim.synthesis.report.charts import Picture
+from dpvim.synthesis.report.names import NOT_FOR_RELEASE
 from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.twin import Twin
 
 _WORST = 10
-_MOST_COEFFICIENTS = 40
+_MAX_COEFFICIENTS = 40
 
 
 def distances(original: BinnedTable, pooled: BinnedTable) -> dict[str, Any]:
@@ -67,12 +74,12 @@ def analysis(
 
 
 def _analysis_content(found: Downstream, schema: Schema) -> dict[str, Any]:
-    names = [spoken(name, schema) for name in found.original.index]
+    names = [readable_term(name, schema) for name in found.original.index]
     original, synthetic = found.original.set_axis(names), found.synthetic.set_axis(names)
-    chosen = slice(_MOST_COEFFICIENTS)
+    chosen = slice(_MAX_COEFFICIENTS)
     figure = charts.intervals(synthetic.iloc[chosen], other=original.iloc[chosen])
     inside = original["estimate"].between(synthetic["lower"], synthetic["upper"])
-    alt = f"{charts.NOT_FOR_RELEASE}. Coefficients of original and synthetic data, as in the table."
+    alt = f"{NOT_FOR_RELEASE}. Coefficients of original and synthetic data, as in the table."
     return {
         "formula": found.formula,
         "family": found.family,

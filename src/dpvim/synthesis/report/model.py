@@ -1,4 +1,4 @@
-"""What a report shows of the model: posterior, trace and convergence."""
+"""Section of a report on the model: posterior, trace and convergence."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from dpvim.synthesis.report import charts, text
 from dpvim.synthesis.report.charts import Picture
 from dpvim.synthesis.twin import Twin
 
-_MOST_COEFFICIENTS = 40
+_MAX_COEFFICIENTS = 40
 
 
 def model_content(twin: Twin) -> dict[str, Any]:
     """Posterior, trace and convergence."""
     fit, posterior = twin.fit, twin.fit.averaged
-    settled, told = text.convergence(posterior)
+    converged, message = text.describe_convergence(posterior)
     total = posterior.loc.size
     num_values = sum(math.prod(site.shape) for site in posterior.space.sites)
     each_has_a_row = num_values <= LARGEST_FOREST
     height = 1 + 0.2 * num_values if each_has_a_row else 3.6
     return {
-        "settled": settled,
-        "told": told,
+        "converged": converged,
+        "convergence_message": message,
         "total": total,
         "coefficients": _coefficients_content(twin),
-        "starred": each_has_a_row and not settled,
+        "starred": each_has_a_row and not converged,
         "posterior": Picture(
             _uri(plots.plot_posterior(posterior), height=height),
             f"Posterior intervals of {num_values} values, with the part that is noise.",
@@ -43,7 +43,7 @@ def model_content(twin: Twin) -> dict[str, Any]:
         ),
         "convergence": Picture(
             _uri(fit.plot_convergence(), height=3.4),
-            f"Length of each parameter's window in autocorrelation times. {told}",
+            f"Length of each parameter's window in autocorrelation times. {message}",
         ),
     }
 
@@ -54,20 +54,20 @@ def _coefficients_content(twin: Twin) -> dict[str, Any] | None:
         return None
     # Those farthest from zero if there are many.
     distance = (table["estimate"] / (table["upper"] - table["lower"])).abs().to_numpy()
-    shown = table.iloc[np.sort(np.argsort(-distance, kind="stable")[:_MOST_COEFFICIENTS])]
-    told = "; ".join(
+    shown = table.iloc[np.sort(np.argsort(-distance, kind="stable")[:_MAX_COEFFICIENTS])]
+    described = "; ".join(
         f"{name} {row.estimate:.2f} ({row.lower:.2f} to {row.upper:.2f})"
         for name, row in shown.head(12).iterrows()
     )
     picture = Picture(
         charts.as_data_uri(charts.intervals(shown)),
-        f"Posterior of the regression's coefficients: {told}.",
+        f"Posterior of the regression's coefficients: {described}.",
     )
     return {"picture": picture, "shown": len(shown), "total": len(table)}
 
 
 def _uri(figure: Any, *, height: float) -> str:
-    return charts.as_data_uri(charts.for_page(figure, height=height))
+    return charts.as_data_uri(charts.fit_to_page(figure, height=height))
 
 
 def _coefficients(twin: Twin) -> pd.DataFrame | None:

@@ -2,6 +2,22 @@
 
 The page needs no other file, no network and no script. With the original it also compares; that
 page says on itself and on its pictures that it is not for release.
+
+To change a sentence, or what is shown:
+
+===================== ============================================================================
+file                  what it has
+===================== ============================================================================
+templates/report.html headings, captions and fixed sentences of all sections, in their order
+templates/report.css  the look
+text.py               sentences that depend on the twin: guarantee, good and bad uses, convergence
+page.py               the table of facts at the top, the stamps, the example of an analysis
+tables.py             pictures of one column and of pairs of columns
+model.py              pictures of the model: coefficients, posterior, trace, convergence
+comparison.py         what only a comparison with the original has: distances, an analysis of both
+charts.py             how the pictures are drawn
+names.py              names of files, and the stamp NOT FOR RELEASE
+===================== ============================================================================
 """
 
 from __future__ import annotations
@@ -19,16 +35,13 @@ from dpvim.files import new_file
 from dpvim.synthesis.analysis.contingency import bin_table
 from dpvim.synthesis.comparison import Dataset, target_of
 from dpvim.synthesis.report import text
-from dpvim.synthesis.report.charts import NOT_FOR_RELEASE
 from dpvim.synthesis.report.comparison import analysis, distances
 from dpvim.synthesis.report.model import model_content
-from dpvim.synthesis.report.tables import Counted, count_tables, marginals, pairs
+from dpvim.synthesis.report.names import NOT_FOR_RELEASE
+from dpvim.synthesis.report.tables import TableCounts, count_tables, marginals, pairs
 from dpvim.synthesis.schema import Count, Levelled, Schema
 from dpvim.synthesis.twin import ABOUT, Twin
 from dpvim.types import ConvergenceWarning
-
-REPORT = "report.html"
-COMPARISON = f"report-{NOT_FOR_RELEASE.replace(' ', '-')}.html"
 
 
 def write_report(
@@ -116,25 +129,25 @@ def _render(
     )
 
 
-def _about(twin: Twin, counted: Counted) -> dict[str, Any]:
-    """What can be said in text."""
-    promise = text.promise(twin.privacy)
+def _about(twin: Twin, counted: TableCounts) -> dict[str, Any]:
+    """Content of the sections that are text."""
+    guarantee = text.describe_guarantee(twin.privacy)
     few, many = min(counted.rows), max(counted.rows)
     return {
         "private": twin.privacy.private,
-        "promise": promise,
+        "guarantee": guarantee,
         "good_for": text.good_for(twin),
         "not_good_for": text.not_good_for(twin),
         "facts": [
-            ("Guarantee", promise.short),
-            ("Rows of the original", f"{text.rows_of(twin)} (public)"),
+            ("Guarantee", guarantee.short),
+            ("Rows of the original", f"{text.describe_rows(twin)} (public)"),
             ("Synthetic tables", f"{len(counted.rows):,}"),
             ("Rows of each", f"{few:,}" if few == many else f"{few:,} to {many:,}"),
             ("Columns", f"{len(twin.schema.columns):,}"),
-            ("Model", text.model_of_twin(twin)),
+            ("Model", text.describe_model(twin)),
         ],
         "columns": [
-            (column.name, column.kind, text.values_of(column), text.outside_of(column))
+            (column.name, column.kind, text.describe_values(column), text.describe_outside(column))
             for column in twin.schema.columns
         ],
         "num_tables": len(counted.rows),
@@ -144,7 +157,7 @@ def _about(twin: Twin, counted: Counted) -> dict[str, Any]:
 
 
 def _stamps(twin: Twin, *, compares: bool) -> list[tuple[str, str]]:
-    """What must not be missed: a word, and why."""
+    """Warnings that stand at both ends of the page: a stamp, and why."""
     stamps = []
     if compares:
         why = "This page shows the original data, without any protection. Keep it with them."

@@ -1,4 +1,4 @@
-"""What a report shows of synthetic tables: one column, and two of them."""
+"""Section of a report on synthetic tables: one column, and two of them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dpvim.synthesis.analysis.contingency import BinnedTable, bin_table, cramers_v, stack
+from dpvim.synthesis.analysis.contingency import BinnedTable, bin_table, concat, cramers_v
 from dpvim.synthesis.comparison import Dataset
 from dpvim.synthesis.fidelity import marginal_tv
 from dpvim.synthesis.report import charts
 from dpvim.synthesis.report.charts import Picture
+from dpvim.synthesis.report.names import NOT_FOR_RELEASE
 from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.tables import read_table
 
-MOST_PAIRS = 12
-_MOST_MAPPED = 30
+MAX_PAIRS = 12
+_MAX_MAPPED = 30
 # Pairs are counted in the first rows of the tables: more rows would not change a shade.
 _PAIR_ROWS = 200_000
 
 
 @dataclass(frozen=True, eq=False)
-class Counted:
-    """What the pictures need of the synthetic tables.
+class TableCounts:
+    """Shares and joint counts of the synthetic tables, for the pictures.
 
     Attributes:
         rows: Of each table.
@@ -38,7 +39,7 @@ class Counted:
     pooled: BinnedTable
 
 
-def count_tables(datasets: list[Dataset], schema: Schema) -> Counted:
+def count_tables(datasets: list[Dataset], schema: Schema) -> TableCounts:
     """Read the tables one after the other."""
     shares: dict[str, list[np.ndarray]] = {name: [] for name in schema.names}
     rows, kept = [], []
@@ -51,10 +52,10 @@ def count_tables(datasets: list[Dataset], schema: Schema) -> Counted:
         kept.append(table.rows(slice(quota)))
         for name, column in shares.items():
             column.append(table.counts(name) / table.num_rows)
-    return Counted(rows, {name: np.stack(s) for name, s in shares.items()}, stack(kept))
+    return TableCounts(rows, {name: np.stack(s) for name, s in shares.items()}, concat(kept))
 
 
-def marginals(counted: Counted, original: BinnedTable | None) -> list[dict[str, Any]]:
+def marginals(counted: TableCounts, original: BinnedTable | None) -> list[dict[str, Any]]:
     """A picture of each column, and its distance from the original if there is one."""
     distances = None if original is None else marginal_tv(original, counted.pooled)
     found = []
@@ -62,18 +63,18 @@ def marginals(counted: Counted, original: BinnedTable | None) -> list[dict[str, 
         bins = counted.pooled.bins[name]
         ours = None if original is None else original.counts(name) / original.num_rows
         figure = charts.marginal(bins, shares, ours)
-        mean, low, high = charts.spread(shares)
-        told = [
+        mean, low, high = charts.mean_and_quantiles(shares)
+        most_frequent = [
             f"{bins.labels[i]} {mean[i]:.1%} ({low[i]:.1%} to {high[i]:.1%})"
             for i in np.argsort(-mean, kind="stable")[:5]
         ]
-        alt = f"Distribution of {name}. Most frequent: {', '.join(told)}."
+        alt = f"Distribution of {name}. Most frequent: {', '.join(most_frequent)}."
         if original is not None:
-            alt = f"{charts.NOT_FOR_RELEASE}. {alt} The original is drawn beside it."
+            alt = f"{NOT_FOR_RELEASE}. {alt} The original is drawn beside it."
         found.append(
             {
                 "name": name,
-                "cut": bins.size if bins.size > charts.MOST_BARS and bins.edges is None else 0,
+                "cut": bins.size if bins.size > charts.MAX_BARS and bins.edges is None else 0,
                 "picture": Picture(charts.as_data_uri(figure), alt),
                 "tv": None if distances is None else float(distances[name]),
             }
@@ -95,7 +96,7 @@ def pairs(pooled: BinnedTable, original: BinnedTable | None) -> dict[str, Any]:
     """A heat map, and pictures of the pairs that depend most on each other."""
     dependence = _dependence(pooled)
     shown = []
-    for row in dependence.head(MOST_PAIRS).itertuples():
+    for row in dependence.head(MAX_PAIRS).itertuples():
         names = (str(row.first), str(row.second))
         figure = charts.pair(
             names,
@@ -105,7 +106,7 @@ def pairs(pooled: BinnedTable, original: BinnedTable | None) -> dict[str, Any]:
         )
         alt = f"Distribution of {names[1]} for each group of {names[0]}; Cramer's V {row.v:.2f}."
         if original is not None:
-            alt = f"{charts.NOT_FOR_RELEASE}. {alt} Synthetic beside original."
+            alt = f"{NOT_FOR_RELEASE}. {alt} Synthetic beside original."
         shown.append(
             {"names": names, "v": row.v, "picture": Picture(charts.as_data_uri(figure), alt)}
         )
@@ -129,10 +130,10 @@ def pairs(pooled: BinnedTable, original: BinnedTable | None) -> dict[str, Any]:
 
 def _most_dependent(dependence: pd.DataFrame, names: list[str]) -> list[str]:
     """Names in their order; of many only those in the strongest pairs."""
-    if len(names) <= _MOST_MAPPED:
+    if len(names) <= _MAX_MAPPED:
         return names
     ranked = dict.fromkeys(dependence[["first", "second"]].to_numpy().ravel().tolist())
-    chosen = set(list(ranked)[:_MOST_MAPPED])
+    chosen = set(list(ranked)[:_MAX_MAPPED])
     return [name for name in names if name in chosen]
 
 

@@ -1,4 +1,4 @@
-"""What a report says in plain words: the guarantee, what a twin is good for, how the run went."""
+"""Sentences of a report that depend on the twin: guarantee, uses, convergence, columns."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dpvim.synthesis.schema import AnyColumn, Levelled, Real
 from dpvim.synthesis.twin import Twin
 from dpvim.types import Relation
 
-_MOST_LEVELS = 12
+_MAX_LEVELS = 12
 # A guarantee that allows larger ratios than this is hardly one.
 _WEAK_RATIO = 25.0
-_SPOKEN = {"logistic": "logistic", "poisson": "Poisson", "linear": "linear"}
+_REGRESSION_NAMES = {"logistic": "logistic", "poisson": "Poisson", "linear": "linear"}
 _NEIGHBOUR = {
     Relation.ZERO_OUT: "with that person's record replaced by nothing",
     Relation.ADD_OR_REMOVE: "without that person's record",
@@ -30,8 +30,8 @@ _PUBLIC_ROWS = {
 
 
 @dataclass(frozen=True)
-class Promise:
-    """A guarantee in words.
+class Guarantee:
+    """A privacy guarantee in sentences.
 
     Attributes:
         short: One line.
@@ -46,30 +46,32 @@ class Promise:
     full: str
 
 
-def promise(privacy: PrivacyStatement | NoPrivacy) -> Promise:
-    """What the guarantee means to a person whose record is in the table."""
+def describe_guarantee(privacy: PrivacyStatement | NoPrivacy) -> Guarantee:
+    """Explain the guarantee to a person whose record is in the table."""
     full = str(privacy)
     if isinstance(privacy, NoPrivacy):
         short = "NOT PRIVATE: no guarantee"
-        return Promise(short, ("The model was fitted without clipping or noise.",), (), full)
-    epsilon, delta = _up(privacy.epsilon), _up(privacy.delta, 2)
+        return Guarantee(short, ("The model was fitted without clipping or noise.",), (), full)
+    epsilon, delta = _round_up(privacy.epsilon), _round_up(privacy.delta, 2)
     if not privacy.private:
         sentences = (
             "The batches and the noise came from a given seed: whoever knows it can take the noise "
             "away. The numbers below would hold with random numbers that nobody knows.",
             f"The plan was for epsilon = {epsilon}, delta = {delta}.",
         )
-        return Promise("NOT PRIVATE: for tests only", sentences, privacy.assumptions, full)
+        return Guarantee("NOT PRIVATE: for tests only", sentences, privacy.assumptions, full)
     ratio = math.exp(min(privacy.epsilon, 700.0))
+    factor = _round_up(ratio)
+    correct = _round_up(100 * _attack_accuracy(privacy.epsilon, privacy.delta))
     neighbour = _NEIGHBOUR[privacy.relation]
     meaning: tuple[str, ...] = (
         f"Take any person, and anything that somebody might see in the twin, in the posterior or "
-        f"in tables drawn from them. Its probability is at most {_up(ratio)} times what it would "
+        f"in tables drawn from them. Its probability is at most {factor} times what it would "
         f"be {neighbour}, plus {delta}; and the other way round. That is epsilon = {epsilon} and "
         f"delta = {delta}: the factor is e to the epsilon.",
         f"Put differently: let a coin decide between the table as it is and the table {neighbour}. "
         f"Whoever sees the twin and guesses which of the two it was, knowing all other records, is "
-        f"right in at most {_up(100 * _guessing(privacy.epsilon, privacy.delta))} of 100 cases. "
+        f"right in at most {correct} of 100 cases. "
         "Without looking it would be 50.",
         _PUBLIC_ROWS[privacy.relation],
         "It holds for everything that is made from the twin, also for tables drawn later, and "
@@ -78,13 +80,13 @@ def promise(privacy: PrivacyStatement | NoPrivacy) -> Promise:
         "can be learnt from the twin; that is what it is for.",
     )
     if ratio > _WEAK_RATIO:
-        meaning += (f"A factor of {_up(ratio)} is large: this guarantee is a weak one.",)
+        meaning += (f"A factor of {factor} is large: this guarantee is a weak one.",)
     short = f"({epsilon}, {delta})-differential privacy"
-    return Promise(short, meaning, privacy.assumptions, full)
+    return Guarantee(short, meaning, privacy.assumptions, full)
 
 
 def good_for(twin: Twin) -> list[str]:
-    """Analyses that the model contains."""
+    """List the analyses that the model contains."""
     uses = ["The distribution of each column, within the spread that the pictures show."]
     model = twin.model
     if isinstance(model, Mixture):
@@ -95,8 +97,8 @@ def good_for(twin: Twin) -> list[str]:
         if model.response is not None:
             name, kind = model.response
             uses.append(
-                f"The {_SPOKEN[kind]} regression of {name!r} on all other columns: a coefficient "
-                "for each number and for each level but the first."
+                f"The {_REGRESSION_NAMES[kind]} regression of {name!r} on all other columns: a "
+                "coefficient for each number and for each level but the first."
             )
     else:
         uses.append("What the model expresses, which was the maker's own: ask them.")
@@ -108,7 +110,7 @@ def good_for(twin: Twin) -> list[str]:
 
 
 def not_good_for(twin: Twin) -> list[str]:
-    """What a reader might try and should not."""
+    """List the uses that the twin does not support."""
     limits = [
         "Single records. No row stands for a person, and a row that equals a person's is chance.",
         "Rare subgroups. The noise hides what a few records say, and a group that is small within "
@@ -133,8 +135,8 @@ def not_good_for(twin: Twin) -> list[str]:
     return limits
 
 
-def convergence(posterior: Posterior, most: int = 12) -> tuple[bool, str]:
-    """Whether the run settled, and what that means for intervals."""
+def describe_convergence(posterior: Posterior, most: int = 12) -> tuple[bool, str]:
+    """Test of convergence: passed or not, and what that means for intervals."""
     left, total = posterior.not_converged, posterior.loc.size
     if not left:
         return True, (
@@ -150,26 +152,26 @@ def convergence(posterior: Posterior, most: int = 12) -> tuple[bool, str]:
     )
 
 
-def values_of(column: AnyColumn) -> str:
-    """Levels or bounds of a column."""
+def describe_values(column: AnyColumn) -> str:
+    """Levels or bounds of a column, in a line."""
     gaps = "; may be missing" if column.nullable else ""
     if isinstance(column, Levelled):
-        shown = ", ".join(map(str, column.levels[:_MOST_LEVELS]))
-        rest = len(column.levels) - _MOST_LEVELS
+        shown = ", ".join(map(str, column.levels[:_MAX_LEVELS]))
+        rest = len(column.levels) - _MAX_LEVELS
         return shown + (f" and {rest} more" if rest > 0 else "") + gaps
     lower, upper = column.bounds
     scale = ", logarithmic" if isinstance(column, Real) and column.scale == "log" else ""
     return f"{lower:,.12g} to {upper:,.12g}{scale}{gaps}"
 
 
-def outside_of(column: AnyColumn) -> str:
-    """What became of values that are not declared."""
+def describe_outside(column: AnyColumn) -> str:
+    """Rule for values that are not declared, in a word."""
     if column.outside == "clamp":
         return "nearest bound"
     return "missing" if column.outside == "missing" else str(column.outside)
 
 
-def _guessing(epsilon: float, delta: float) -> float:
+def _attack_accuracy(epsilon: float, delta: float) -> float:
     """Largest probability of telling two neighbours apart, each with probability one half.
 
     The hockey-stick bound in both directions gives (e^epsilon + delta) / (e^epsilon + 1).
@@ -177,25 +179,27 @@ def _guessing(epsilon: float, delta: float) -> float:
     return min(1.0, (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon)))
 
 
-def _up(number: float, digits: int = 3) -> str:
+def _round_up(number: float, digits: int = 3) -> str:
     """A number of so many digits, never smaller than it is.
 
-    >>> _up(0.99985), _up(2.7183), _up(4.951e-6, 2), _up(1234.5), _up(0.3)
-    ('1', '2.72', '5e-06', '1,240', '0.3')
+    >>> _round_up(0.99985), _round_up(2.7183), _round_up(1234.5), _round_up(0.3)
+    ('1', '2.72', '1,240', '0.3')
+    >>> _round_up(4.951e-6, 2)
+    '5e-06'
     """
     rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(number)))
     return f"{float(rounded):,.0f}" if rounded >= 1000 else f"{float(rounded):g}"
 
 
-def rows_of(twin: Twin) -> str:
-    """What is publicly known of the original's size."""
+def describe_rows(twin: Twin) -> str:
+    """Public number of rows of the original, or the bound on it."""
     privacy = twin.privacy
     is_bound = isinstance(privacy, PrivacyStatement) and privacy.relation is Relation.ADD_OR_REMOVE
     return f"at most {twin.num_rows:,}" if is_bound else f"{twin.num_rows:,}"
 
 
-def model_of_twin(twin: Twin) -> str:
-    """What kind of model the twin was drawn from."""
+def describe_model(twin: Twin) -> str:
+    """Kind and size of the model that the twin was drawn from."""
     size = f"{twin.fit.family.dim:,} parameters"
     if not isinstance(twin.model, Mixture):
         return f"the maker's own, {size}"
@@ -203,4 +207,4 @@ def model_of_twin(twin: Twin) -> str:
     if twin.model.response is None:
         return text
     name, kind = twin.model.response
-    return f"{text}, with a {_SPOKEN[kind]} regression of {name} on the others"
+    return f"{text}, with a {_REGRESSION_NAMES[kind]} regression of {name} on the others"

@@ -14,6 +14,9 @@ import dpvim
 from dpvim.cli import app
 from dpvim.cli.common import print_json
 from dpvim.cli.options import command_line
+from dpvim.models.mixture import Mixture
+from dpvim.synthesis import fitting
+from dpvim.synthesis import model as table_models
 from dpvim.synthesis import twin as twin_module
 from dpvim.synthesis.tables import read_table, write_table
 
@@ -140,7 +143,7 @@ def test_every_format_can_be_analyzed(call, saved, suffix):
 
 
 def test_a_dry_run_spends_and_writes_nothing(call, folder, monkeypatch):
-    monkeypatch.setattr(twin_module, "fit_model", lambda *a, **k: pytest.fail("budget spent"))
+    monkeypatch.setattr(fitting, "fit_model", lambda *a, **k: pytest.fail("budget spent"))
     result = synth(call, "--dry-run")
     assert result.exit_code == 0
     assert "Nothing was spent" in result.stdout
@@ -149,8 +152,26 @@ def test_a_dry_run_spends_and_writes_nothing(call, folder, monkeypatch):
     assert not (folder / "twin").exists()
 
 
+def test_synth_builds_its_model_once(call, folder, monkeypatch):
+    made = []
+
+    def build(*args, **settings):
+        made.append(Mixture(*args, **settings))
+        return made[-1]
+
+    def stop(model, *data, **options):
+        assert [model] == made
+        raise ValueError("the fit is reached")
+
+    monkeypatch.setattr(table_models, "Mixture", build)
+    monkeypatch.setattr(fitting, "fit_model", stop)
+    result = synth(call)
+    assert "the fit is reached" in result.stderr
+    assert len(made) == 1
+
+
 def test_an_existing_folder_is_refused_before_the_budget_is_spent(call, folder, monkeypatch):
-    monkeypatch.setattr(twin_module, "fit_model", lambda *a, **k: pytest.fail("budget spent"))
+    monkeypatch.setattr(fitting, "fit_model", lambda *a, **k: pytest.fail("budget spent"))
     (folder / "twin").mkdir()
     result = synth(call)
     assert result.exit_code == 2

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from dpvim.synthesis.fitting import synthesize
 from dpvim.synthesis.schema import Categorical, Count, Integer, Real, Schema
-from dpvim.synthesis.twin import Twin, synthesize
+from dpvim.synthesis.twin import Twin
 
 EVIL_LEVEL = "<script>alert('level')</script>"
 EVIL_NAME = "cost $x_$ <img src=x onerror=alert(1)>"

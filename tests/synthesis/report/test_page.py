@@ -17,9 +17,9 @@ from dpvim.cli import app
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.privacy.statement import NoPrivacy, PrivacyStatement
 from dpvim.synthesis.comparison import NoAnalysisError, default_formula
-from dpvim.synthesis.model import model_of
+from dpvim.synthesis.model import build_mixture
 from dpvim.synthesis.report import page as report
-from dpvim.synthesis.report import text as words
+from dpvim.synthesis.report import text as sentences
 from dpvim.synthesis.report.page import write_report
 from dpvim.synthesis.schema import Binary, Categorical, Count, Real, Schema
 from dpvim.synthesis.tables import write_table
@@ -30,7 +30,7 @@ def run(*arguments):
     return CliRunner().invoke(app, ["report", *map(str, arguments)])
 
 
-def said(page: str) -> str:
+def text_of_page(page: str) -> str:
     """The text of a page, without tags and pictures."""
     text = re.sub(r"<style>.*?</style>", " ", page, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text)).split())
@@ -108,7 +108,7 @@ def with_statement(twin, statement):
 
 
 def test_every_part_is_there(plain):
-    text = said(plain)
+    text = text_of_page(plain)
     for part in (
         "Privacy statement",
         "What it can be used for",
@@ -148,18 +148,18 @@ def test_names_and_levels_are_escaped(plain, compared):
     for page in (plain, compared):
         assert "<img src=x" not in page
         assert html.escape(EVIL_LEVEL, quote=False).replace("'", "&#39;") in page
-        assert EVIL_NAME in said(page)
+        assert EVIL_NAME in text_of_page(page)
 
 
 def test_a_seeded_twin_is_stamped_not_private(plain):
     assert "<title>NOT PRIVATE" in plain
     assert plain.count('class="stamp') == 2
-    assert "NOT PRIVATE: for tests only" in said(plain)
+    assert "NOT PRIVATE: for tests only" in text_of_page(plain)
 
 
 def test_what_has_not_settled_is_said(plain, made):
     left = made.twin.fit.posterior.not_converged
-    text = said(plain)
+    text = text_of_page(plain)
     assert f"{len(left)} of {made.twin.fit.family.dim} parameters have not settled" in text
     assert "may be too narrow" in text
 
@@ -175,7 +175,7 @@ def test_a_comparison_is_stamped_all_over(compared, plain):
 
 
 def test_what_a_comparison_says(compared):
-    text = said(compared)
+    text = text_of_page(compared)
     assert "Original against synthetic" in text
     assert "The 6 worst of 6 pairs" in text
     assert len(re.findall(r"distance 0\.\d{3}", text)) == 4
@@ -192,27 +192,27 @@ def test_what_a_comparison_says(compared):
 @pytest.mark.parametrize("relation", Relation)
 def test_the_guarantee_in_words(relation):
     statement = private_statement(relation)
-    promise = words.promise(statement)
-    text = " ".join(promise.sentences)
+    guarantee = sentences.describe_guarantee(statement)
+    text = " ".join(guarantee.sentences)
     factor, chance = (float(x) for x in re.findall(r"at most ([\d.]+) ", text))
     # Never better than what holds.
     assert math.exp(statement.epsilon) <= factor <= 2.73
     assert 100 * math.e / (1 + math.e) <= chance <= 73.3
-    assert promise.short == "(1, 1e-05)-differential privacy"
-    assert promise.assumptions == statement.assumptions
+    assert guarantee.short == "(1, 1e-05)-differential privacy"
+    assert guarantee.assumptions == statement.assumptions
     assert ("replaced by nothing" in text) == (relation is Relation.ZERO_OUT)
     assert ("only a bound" in text) == (relation is Relation.ADD_OR_REMOVE)
     assert "weak" not in text
 
 
 def test_a_weak_guarantee_is_called_weak():
-    assert "weak" in words.promise(private_statement(epsilon=8.0)).sentences[-1]
+    assert "weak" in sentences.describe_guarantee(private_statement(epsilon=8.0)).sentences[-1]
 
 
 def test_no_guarantee_is_no_guarantee():
-    promise = words.promise(NoPrivacy())
-    assert promise.short.startswith("NOT PRIVATE")
-    assert "do not publish" in promise.full
+    guarantee = sentences.describe_guarantee(NoPrivacy())
+    assert guarantee.short.startswith("NOT PRIVATE")
+    assert "do not publish" in guarantee.full
 
 
 @pytest.mark.usefixtures("without_pictures")
@@ -222,7 +222,7 @@ def test_a_private_twin_has_no_stamp(made, tmp_path):
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert 'class="stamp' not in page
     assert "<title>A synthetic twin" in page
-    text = said(page)
+    text = text_of_page(page)
     assert "NOT PRIVATE" not in text
     assert "at most 400 (public)" in text
     assert "The command that made it was not kept." in text
@@ -233,26 +233,26 @@ def test_a_private_twin_has_no_stamp(made, tmp_path):
 
 @pytest.mark.usefixtures("without_pictures")
 def test_without_a_target(made, tmp_path):
-    twin = dataclasses.replace(made.twin, model=model_of(SCHEMA, components=2))
+    twin = dataclasses.replace(made.twin, model=build_mixture(SCHEMA, components=2))
     write_report(twin, made.tables[:2], tmp_path / "r.html", compare=made.original)
-    text = said((tmp_path / "r.html").read_text(encoding="utf-8"))
+    text = text_of_page((tmp_path / "r.html").read_text(encoding="utf-8"))
     assert "None: the twin has no target, and no formula was given." in text
     assert "regression of" not in text
 
 
 @pytest.mark.usefixtures("without_pictures")
-def test_a_model_of_ones_own(made, tmp_path):
+def test_a_build_mixture_ones_own(made, tmp_path):
     twin = dataclasses.replace(made.twin, model=lambda *a, **k: None)
     twin.report(tmp_path / "r.html", made.tables[:2])
-    assert "the maker's own" in said((tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert "the maker's own" in text_of_page((tmp_path / "r.html").read_text(encoding="utf-8"))
 
 
 def test_one_table_and_one_column(made, tmp_path):
     schema = Schema((Binary(name="b", levels=(0, 1), reviewed=True),))
-    twin = dataclasses.replace(made.twin, schema=schema, model=model_of(schema, components=2))
+    twin = dataclasses.replace(made.twin, schema=schema, model=build_mixture(schema, components=2))
     frame = pd.DataFrame({"b": [0, 1, 1]})
     write_report(twin, [frame], tmp_path / "r.html", compare=frame)
-    text = said((tmp_path / "r.html").read_text(encoding="utf-8"))
+    text = text_of_page((tmp_path / "r.html").read_text(encoding="utf-8"))
     assert "The table has one column." in text
     assert "None: one synthetic table cannot be pooled." in text
 
@@ -263,20 +263,20 @@ def test_a_hundred_columns(made, tmp_path):
     values = np.where(rng.random((300, 100)) < 0.3, common, rng.random((300, 100)) < 0.5)
     frame = pd.DataFrame(values.astype(int), columns=[f"column {i}" for i in range(100)])
     schema = Schema(tuple(Binary(name=n, levels=(0, 1), reviewed=True) for n in frame.columns))
-    twin = dataclasses.replace(made.twin, schema=schema, model=model_of(schema, components=2))
+    twin = dataclasses.replace(made.twin, schema=schema, model=build_mixture(schema, components=2))
     write_report(twin, [frame, frame], tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert len(page) < 3_000_000
-    assert "The 12 most dependent of 4950 pairs" in said(page)
-    assert "30 of 100 columns" in said(page)
+    assert "The 12 most dependent of 4950 pairs" in text_of_page(page)
+    assert "30 of 100 columns" in text_of_page(page)
 
 
 def test_many_levels_are_cut_and_it_is_said(made, tmp_path):
     schema = Schema((Categorical(name="c", levels=tuple(range(500)), reviewed=True),))
-    twin = dataclasses.replace(made.twin, schema=schema, model=model_of(schema, components=2))
+    twin = dataclasses.replace(made.twin, schema=schema, model=build_mixture(schema, components=2))
     frame = pd.DataFrame({"c": np.arange(100)})
     write_report(twin, [frame, frame], tmp_path / "r.html")
-    text = said((tmp_path / "r.html").read_text(encoding="utf-8"))
+    text = text_of_page((tmp_path / "r.html").read_text(encoding="utf-8"))
     assert "c the most frequent of 500 levels" in text
     assert "10, 11 and 488 more" in text
 
@@ -327,7 +327,7 @@ def test_parquet_and_a_formula(made, tmp_path):
     options = ["--compare", tmp_path / "o.parquet", "--family", "poisson"]
     result = run(folder, *options, "--formula", "visits ~ age")
     assert result.exit_code == 0, result.output
-    text = said((tmp_path / "report-NOT-FOR-RELEASE.html").read_text(encoding="utf-8"))
+    text = text_of_page((tmp_path / "report-NOT-FOR-RELEASE.html").read_text(encoding="utf-8"))
     assert "visits ~ age (poisson)" in text
     assert re.search(r"\d of 2 pooled intervals", text)
     # One that cannot be fitted was asked for, so it is an error.
@@ -367,7 +367,7 @@ def test_formulas_for_targets_with_any_name(made):
     def formula(target):
         other = Real(name="a b", lower=1, upper=9, scale="log")
         schema = Schema((target, other, Count(name="np", upper=3)))
-        model = model_of(schema, components=2, target=target.name)
+        model = build_mixture(schema, components=2, target=target.name)
         return default_formula(dataclasses.replace(made.twin, schema=schema, model=model))
 
     binary = Binary(name="y", levels=("no", "yes"))

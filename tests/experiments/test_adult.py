@@ -1,4 +1,4 @@
-"""The benchmark against the published code, in short."""
+"""The Adult data, and the benchmark against the published code in short."""
 
 from __future__ import annotations
 

@@ -1,0 +1,48 @@
+"""Public knowledge about a sensitive table: its columns, their levels and their bounds.
+
+A schema is declared by the holder of the table, in TOML (``docs/schema.md``). It also declares
+what becomes of a value that does not fit, so that no record, whatever it holds, is an error.
+
+``columns`` has the kinds of columns and their rules, ``schema`` the list of them, ``toml`` reads
+and writes files, ``errors`` says what is wrong.
+"""
+
+from dpvim.synthesis.schema.columns import (
+    LARGEST_INTEGER,
+    LARGEST_LEVEL,
+    LARGEST_REAL,
+    MISSING,
+    AnyColumn,
+    Binary,
+    Categorical,
+    Count,
+    Integer,
+    Level,
+    Levelled,
+    Numeric,
+    Ordinal,
+    Real,
+)
+from dpvim.synthesis.schema.errors import NotReviewedError, SchemaError
+from dpvim.synthesis.schema.schema import DEFAULT_MARKERS, Schema
+
+__all__ = [
+    "DEFAULT_MARKERS",
+    "LARGEST_INTEGER",
+    "LARGEST_LEVEL",
+    "LARGEST_REAL",
+    "MISSING",
+    "AnyColumn",
+    "Binary",
+    "Categorical",
+    "Count",
+    "Integer",
+    "Level",
+    "Levelled",
+    "NotReviewedError",
+    "Numeric",
+    "Ordinal",
+    "Real",
+    "Schema",
+    "SchemaError",
+]

@@ -1,0 +1,112 @@
+"""The schema of a table: its columns, and the texts that stand for missing values."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpvim.synthesis.schema.columns import AnyColumn, Levelled
+from dpvim.synthesis.schema.errors import NotReviewedError, SchemaError, did_you_mean, mismatch
+from dpvim.synthesis.schema.toml import format_toml, read_columns, read_toml
+from dpvim.synthesis.values import LEVEL_OF_TEXT
+
+DEFAULT_MARKERS = ("", "NA", "NaN", "null")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a table, in the order in which its twin has them.
+
+    Attributes:
+        columns: One entry each; columns of the table that have none are left out of the twin.
+        missing: Texts that stand for a missing value. The first of them is what is written.
+        source: The file or the like that the schema comes from; errors start with it.
+    """
+
+    columns: tuple[AnyColumn, ...]
+    missing: tuple[str, ...] = DEFAULT_MARKERS
+    source: str = dataclasses.field(default="schema", compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))
+        if not self.columns:
+            raise self._error("columns", "at least one column", "none", "Add [[columns]] entries.")
+        if repeated := sorted({n for n in self.names if self.names.count(n) > 1}):
+            raise self._error("columns", "every name once", repeated, "Remove the repetitions.")
+        self._check_missing()
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Schema:
+        """Read a schema, or say what is wrong with the file."""
+        return cls.from_dict(read_toml(Path(path)), source=str(Path(path)))
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], *, source: str = "schema") -> Schema:
+        """A schema from what a TOML file holds; ``source`` is named in errors."""
+        columns = read_columns(content, source)
+        return cls(columns, content.get("missing", DEFAULT_MARKERS), source)
+
+    @property
+    def names(self) -> list[str]:
+        return [column.name for column in self.columns]
+
+    def column(self, name: str) -> AnyColumn:
+        """The entry of one column."""
+        for column in self.columns:
+            if column.name == name:
+                return column
+        hint = did_you_mean(name, self.names) or "It has: " + ", ".join(map(repr, self.names))
+        raise self._error("columns", "the name of a declared column", name, hint)
+
+    @property
+    def unreviewed(self) -> list[str]:
+        """Names of the columns that nobody has yet said to be public knowledge."""
+        return [column.name for column in self.columns if not column.reviewed]
+
+    def check_reviewed(self) -> None:
+        """Refuse a schema with entries that may have been read off the data."""
+        if self.unreviewed:
+            raise NotReviewedError(
+                f"{self.source}: expected reviewed = true for every column, got false for "
+                f"{', '.join(map(repr, self.unreviewed))}. Levels and bounds are published as they "
+                "are, without noise. For each of these columns, replace what was read off the data "
+                "by what is known without it (a questionnaire, a code book, the law), then set "
+                "reviewed = true."
+            )
+
+    def to_toml(self, *, header: str = "", comments: Mapping[str, str] | None = None) -> str:
+        """The schema as TOML, with a comment on top and one above each column that has one."""
+        return format_toml(self.columns, self.missing, header=header, comments=comments)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the schema as TOML."""
+        Path(path).write_text(self.to_toml(), encoding="utf-8")
+
+    def _error(self, key: str, expected: str, given: object, hint: str) -> SchemaError:
+        return mismatch(f"{self.source}: {key}", expected, given, hint)
+
+    def _check_missing(self) -> None:
+        markers = self.missing
+        if (
+            not isinstance(markers, list | tuple)
+            or not markers
+            or not all(isinstance(marker, str) and marker == marker.strip() for marker in markers)
+        ):
+            expected = "a list of texts without blanks around them, at least one"
+            raise self._error("missing", expected, markers, 'Write missing = ["", "NA"].')
+        object.__setattr__(self, "missing", tuple(markers))
+        for column in self.columns:
+            if not isinstance(column, Levelled):
+                continue
+            # However a number is written: the marker 1.0 is the level 1.
+            marked = {LEVEL_OF_TEXT[column.level_type](marker) for marker in markers}
+            if clash := [level for level in column.levels if level in marked]:
+                raise SchemaError(
+                    f"{self.source}: column {column.name!r}: levels: expected none that stands for "
+                    f"a missing value, got {clash}. Take it out of the levels, or declare the "
+                    'markers, such as missing = [""].'
+                )
