@@ -184,18 +184,20 @@ def test_a_saved_fit_needs_neither_data_nor_model(fit, tmp_path):
     assert str(dpvim.load(path).privacy) == str(fit.privacy)
 
 
-def test_a_nonprivate_fit_stays_nonprivate(tmp_path):
-    dpvim.fit_nonprivate(model, X, Y, num_steps=20).save(tmp_path / "a.npz", not_for_release=True)
+@pytest.fixture(scope="module")
+def nonprivate():
+    return dpvim.fit_nonprivate(model, X, Y, num_steps=20)
+
+
+def test_a_nonprivate_fit_stays_nonprivate(nonprivate, tmp_path):
+    nonprivate.save(tmp_path / "a.npz", not_for_release=True)
     loaded = dpvim.load(tmp_path / "a.npz")
     assert "NOT PRIVATE" in str(loaded.privacy)
     assert "NOT PRIVATE" in repr(loaded)
 
 
-def test_a_fit_without_a_guarantee_is_not_saved_by_accident(fit, tmp_path):
-    for one, why in (
-        (fit, "given seed"),
-        (dpvim.fit_nonprivate(model, X, Y, num_steps=20), "without clipping"),
-    ):
+def test_a_fit_without_a_guarantee_is_not_saved_by_accident(fit, nonprivate, tmp_path):
+    for one, why in ((fit, "given seed"), (nonprivate, "without clipping")):
         with pytest.raises(dpvim.NotPrivateError, match=why):
             one.save(tmp_path / "a.npz")
     assert not any(tmp_path.iterdir())
