@@ -34,7 +34,7 @@ from scipy import special, stats
 
 import dpvim
 from dpvim.inference.families import mean_field
-from dpvim.posterior.from_trace import gaussian_from_trace
+from dpvim.posterior.from_trace import posterior_from_trace
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -135,7 +135,7 @@ def run_cell(cell: Cell) -> pd.DataFrame:
     for i, done in enumerate(runs):
         data = sets[0 if one_data_set else i]
         for name, options in METHODS.items():
-            found = gaussian_from_trace(done.trace, family, **options)
+            found = posterior_from_trace(done.trace, family, **options)
             frames.append(
                 pd.DataFrame(
                     {

@@ -53,7 +53,7 @@ from dpvim.inference.release_sums import ReleaseSums
 from dpvim.posterior.from_releases import GaussianMixture, mixture_from_releases
 from dpvim.posterior.from_releases.curvature import posterior_components
 from dpvim.posterior.from_releases.regression import GaussianPrior, fit_regression
-from dpvim.posterior.from_trace import GaussianPosterior, gaussian_from_trace
+from dpvim.posterior.from_trace import GaussianPosterior, posterior_from_trace
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -219,9 +219,9 @@ def posteriors(runs: list[Any], plan: Any, prior: GaussianPrior) -> Iterator[tup
         return
     narrow = others[0]
     family = mean_field(len(prior.loc))
-    last = gaussian_from_trace(narrow.trace, family, estimate="last", noise_aware=None, window=1)
+    last = posterior_from_trace(narrow.trace, family, estimate="last", noise_aware=None, window=1)
     yield "last iterate", last
-    yield "trace", gaussian_from_trace(narrow.trace, family)
+    yield "trace", posterior_from_trace(narrow.trace, family)
     yield "NA-DPVI", na_dpvi(narrow.releases, plan, prior, last.scale)
     yield "releases", mixture_from_releases(wide.releases, plan, prior)
 

@@ -16,7 +16,12 @@ import optax
 import pytest
 from conftest import linear_model, logistic_model, normal_mean_model
 from numpyro.infer import Predictive
-from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, AutoNormal
+from numpyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
 
 import dpvim
 from dpvim.privacy.steps import StepCounter
@@ -194,10 +199,17 @@ def test_nonprivate_fit_cannot_be_mistaken():
         (AutoDiagonalNormal, "mean_field"),
         (AutoMultivariateNormal, "full_rank"),
         (AutoDiagonalNormal(linear_model), "mean_field"),
+        (AutoLowRankMultivariateNormal, "low_rank"),
     ],
 )
 def test_numpyro_guides_name_families(family, name):
     assert quick(family=family).family.name == name
+
+
+def test_a_guide_brings_its_rank():
+    fit = quick(family=AutoLowRankMultivariateNormal(linear_model, rank=1))
+    assert fit.family.options == {"rank": 1}
+    assert fit.guide.rank == 1
 
 
 def test_a_guide_brings_its_own_initial_scale():
@@ -205,8 +217,8 @@ def test_a_guide_brings_its_own_initial_scale():
     np.testing.assert_allclose(np.logaddexp(fit.trace.raw_scale[0], 0), 0.3, rtol=1e-5)
 
 
-def test_results_plug_into_predictive():
-    fit = quick(family="full_rank")
+def test_results_plug_into_predictive(family_name):
+    fit = quick(family=family_name)
     draws = Predictive(linear_model, fit.posterior.sample(5))(jax.random.key(0), X)
     assert draws["y"].shape == (5, 400)
     from_guide = Predictive(fit.guide, params=fit.params, num_samples=2000)
@@ -240,8 +252,8 @@ def test_interrupted_fit_reports_what_it_spent(monkeypatch, ctrl_c):
     assert fit.privacy.to_dict()["num_steps"] == fit.trace.steps[-1] == int(fit.session.state.step)
 
 
-def test_resume_takes_the_steps_that_are_left():
-    whole = quick(num_steps=60, trace_every=10)
+def test_resume_takes_the_steps_that_are_left(family_name):
+    whole = quick(num_steps=60, trace_every=10, family=family_name)
     assert whole.resume(X, Y) is whole
     optimizer = whole.session.prepared.options.optimizer
     svi = dpvim.DPSVI(linear_model, "mean_field", optimizer, whole.plan, seed=0, probe_width="auto")

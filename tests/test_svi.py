@@ -211,6 +211,8 @@ def test_run_continues_from_a_state():
     [
         ("mean_field", {"auto_loc", "auto_scale"}),
         ("full_rank", {"auto_loc", "auto_scale_tril"}),
+        ("low_rank", {"auto_loc", "auto_cov_factor", "auto_scale"}),
+        ("block_diagonal", {"auto_loc", "auto_scale_tril"}),
     ],
 )
 def test_parameters_have_numpyros_names(family, names):

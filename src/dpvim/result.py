@@ -24,7 +24,7 @@ from dpvim.inference.families import Family
 from dpvim.inference.release_sums import LARGEST_FULL_DIM, ReleaseSums
 from dpvim.inference.trace import Trace
 from dpvim.posterior.from_trace import EstimateName, NoiseAwareness, WindowRule
-from dpvim.posterior.from_trace import gaussian_from_trace as estimate_posterior
+from dpvim.posterior.from_trace import posterior_from_trace as estimate_posterior
 from dpvim.posterior.posterior import Posterior
 from dpvim.prepared import PreparedFit, numpyro_params
 from dpvim.privacy.plan import Plan, PrivacyPlan

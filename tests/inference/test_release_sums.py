@@ -77,9 +77,7 @@ def test_sums_of_a_run_are_those_of_its_steps():
     """Step by step, with the same seed, by hand."""
     fit = linear_fit(num_steps=64)
     plan, optimizer = fit.plan, fit.session.prepared.options.optimizer
-    by_hand = dpvim.DPSVI(
-        linear_model, "mean_field", optimizer, plan, seed=0, probe_width="auto"
-    )
+    by_hand = dpvim.DPSVI(linear_model, "mean_field", optimizer, plan, seed=0, probe_width="auto")
     state = by_hand.init(jax.random.key(0), X, Y)
     point, gradient = np.zeros(3), np.zeros(3)
     for _ in range(64):

@@ -16,7 +16,7 @@ from dpvim.inference.families import FAMILIES, full_rank, mean_field
 from dpvim.inference.gradient import Problem
 from dpvim.inference.trace import Trace
 from dpvim.inference.variants import VARIANTS
-from dpvim.posterior.from_trace import DivergedError, gaussian_from_trace
+from dpvim.posterior.from_trace import DivergedError, posterior_from_trace
 from dpvim.privacy.clipping import Likelihood
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams
@@ -38,34 +38,30 @@ def trace_of(family, loc, scale=0.5):
     return Trace(np.arange(len(loc)), jax.tree.map(np.asarray, params))
 
 
-def scales_of(found):
-    factor = found.factor
-    return factor if factor.ndim == 1 else np.sqrt(np.diag(factor @ factor.T))
-
-
 @pytest.mark.parametrize("window", ["auto", "slope", "rhat", 3000])
 def test_variances_add(family_name, window):
     """Known noise: sd 0.2, autocorrelation 0.9, so the average of n has sd 0.2 sqrt(19 / n)."""
     family = FAMILIES[family_name](2)
     loc = 1.0 + 0.2 * ar1((6000, 2))
     trace = trace_of(family, loc)
-    plain = gaussian_from_trace(trace, family, noise_aware=None, window=window)
-    np.testing.assert_allclose(scales_of(plain), 0.5, rtol=1e-4)
+    exact = 1e-4 if family.is_gaussian else 0.02  # else moments are those of 20 000 draws
+    plain = posterior_from_trace(trace, family, noise_aware=None, window=window)
+    np.testing.assert_allclose(plain.scale, 0.5, rtol=exact if family.is_gaussian else 0.08)
     np.testing.assert_array_equal(plain.dp_scale, 0.0)
-    one = gaussian_from_trace(trace, family, estimate="last", noise_aware="iterate", window=window)
-    np.testing.assert_allclose(one.loc, loc[-1], rtol=1e-5)
+    one = posterior_from_trace(trace, family, estimate="last", noise_aware="iterate", window=window)
+    np.testing.assert_allclose(one.loc, loc[-1], atol=0.1 * exact if family.is_gaussian else 0.05)
     np.testing.assert_allclose(one.dp_scale, 0.2, rtol=0.15)
-    np.testing.assert_allclose(scales_of(one), np.hypot(0.5, one.dp_scale), rtol=1e-4)
-    mean = gaussian_from_trace(trace, family, window=window)
+    np.testing.assert_allclose(one.scale, np.hypot(plain.scale, one.dp_scale), rtol=exact)
+    mean = posterior_from_trace(trace, family, window=window)
     wanted = 0.2 * np.sqrt(19 / mean.windows.lengths)
     np.testing.assert_allclose(mean.dp_scale, wanted, rtol=0.35)
-    np.testing.assert_allclose(scales_of(mean), np.hypot(0.5, mean.dp_scale), rtol=1e-4)
+    np.testing.assert_allclose(mean.scale, np.hypot(plain.scale, mean.dp_scale), rtol=exact)
 
 
 def test_added_spread_covers_the_optimum_and_naive_spread_does_not():
     """Interval coverage over 400 stationary traces: the check that would see a wrong formula."""
     family = mean_field(400)
-    found = gaussian_from_trace(trace_of(family, ar1((4000, 400), seed=3)), family)
+    found = posterior_from_trace(trace_of(family, ar1((4000, 400), seed=3)), family)
 
     def coverage(scale):
         return np.mean(np.abs(found.loc) < 1.645 * scale)
@@ -79,12 +75,12 @@ def test_added_spread_covers_the_optimum_and_naive_spread_does_not():
 def test_full_rank_adds_correlated_noise():
     family = full_rank(2)
     noise = ar1((8000, 2), seed=4) @ np.array([[1.0, 0.9], [0.0, np.sqrt(1 - 0.81)]])
-    found = gaussian_from_trace(
+    found = posterior_from_trace(
         trace_of(family, noise, scale=0.1), family, estimate="last", noise_aware="iterate"
     )
     added = found.factor @ found.factor.T - 0.01 * np.eye(2)
     np.testing.assert_allclose(added, [[1, 0.9], [0.9, 1]], atol=0.15)
-    average = gaussian_from_trace(trace_of(family, noise, scale=0.1), family)
+    average = posterior_from_trace(trace_of(family, noise, scale=0.1), family)
     added = average.factor @ average.factor.T - 0.01 * np.eye(2)
     correlation = added[0, 1] / np.sqrt(added[0, 0] * added[1, 1])
     assert 0.8 < correlation < 0.97
@@ -95,7 +91,7 @@ def test_averaging_is_in_the_unconstrained_space():
     raw = np.array([[-1.0], [-3.0], [-1.0], [-3.0]])
     loc = np.array([[0.0], [1.0], [2.0], [5.0]])
     trace = Trace(np.arange(4), family.unpack(np.zeros(2))._replace(loc=loc, raw_scale=raw))
-    found = gaussian_from_trace(trace, family, noise_aware=None, window=4)
+    found = posterior_from_trace(trace, family, noise_aware=None, window=4)
     np.testing.assert_allclose(found.loc, 2.0)
     np.testing.assert_allclose(found.factor, np.log1p(np.exp(-2.0)), rtol=1e-5)
 
@@ -107,20 +103,20 @@ def test_edges(family_name, dim):
         loc = np.arange(snapshots * dim, dtype=float).reshape(snapshots, dim)
         for name in ("average", "last"):
             for aware in ("average", "iterate", None):
-                found = gaussian_from_trace(
+                found = posterior_from_trace(
                     trace_of(family, loc), family, estimate=name, noise_aware=aware
                 )
-                assert np.isfinite(scales_of(found)).all()
+                assert np.isfinite(found.scale).all()
                 assert np.isfinite(found.loc).all()
-    single = gaussian_from_trace(trace_of(family, np.ones((1, dim))), family)
+    single = posterior_from_trace(trace_of(family, np.ones((1, dim))), family)
     assert not single.windows.converged.any()
-    longer = gaussian_from_trace(trace_of(family, np.ones((50, dim))), family, window=1000)
+    longer = posterior_from_trace(trace_of(family, np.ones((50, dim))), family, window=1000)
     assert (longer.windows.lengths == 50).all()
 
 
 def test_constant_trace_adds_nothing(family_name):
     family = FAMILIES[family_name](2)
-    found = gaussian_from_trace(trace_of(family, np.ones((200, 2))), family)
+    found = posterior_from_trace(trace_of(family, np.ones((200, 2))), family)
     np.testing.assert_array_equal(found.dp_scale, 0.0)
     assert found.windows.converged.all()
 
@@ -130,7 +126,7 @@ def test_a_run_that_diverged_is_named(family_name):
     loc = ar1((100, 2))
     loc[60:, 1] = np.nan
     with pytest.raises(DivergedError, match=r"from step 60 on.*smaller learning rate"):
-        gaussian_from_trace(trace_of(family, loc), family)
+        posterior_from_trace(trace_of(family, loc), family)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +141,7 @@ def test_a_run_that_diverged_is_named(family_name):
 def test_unknown_options(options, message):
     family = mean_field(2)
     with pytest.raises(ValueError, match=message):
-        gaussian_from_trace(trace_of(family, ar1((50, 2))), family, **options)
+        posterior_from_trace(trace_of(family, ar1((50, 2))), family, **options)
 
 
 # -- appendix E: iterates of constant-step SGD on a quadratic --------------------------------------

@@ -20,6 +20,7 @@ import pytest
 
 import dpvim
 from dpvim.bridge.latent_space import LatentSpace, Site
+from dpvim.inference.variants import served_variants
 from dpvim.posterior.from_trace import GaussianPosterior
 from dpvim.posterior.posterior import Posterior
 
@@ -39,7 +40,7 @@ def model(X, y=None):
         numpyro.sample("y", dist.Normal(X @ w + bound + share[0], scale), obs=y)
 
 
-@pytest.fixture(scope="module", params=["mean_field", "full_rank"])
+@pytest.fixture(scope="module", params=[f for f in dpvim.FAMILIES if served_variants(f)])
 def fit(request):
     return dpvim.fit(
         model,

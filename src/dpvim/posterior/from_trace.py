@@ -88,7 +88,7 @@ class GaussianPosterior(NamedTuple):
         return self.loc[:, None] + self.scale[:, None] * scipy.stats.norm.ppf(tails)
 
 
-def gaussian_from_trace(
+def posterior_from_trace(
     trace: Trace,
     family: Family,
     *,
