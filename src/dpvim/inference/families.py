@@ -85,7 +85,7 @@ class Family(NamedTuple):
     dim: int
     scale_transform: str
     num_params: int
-    init: Callable[[Latent, float], Params]
+    init: Callable[[Latent, Scalar | float], Params]
     base_draw: Callable[[Array], Array]
     reparametrise: Callable[[Params, Array], Latent]
     entropy: Callable[[Params], Scalar]
@@ -121,7 +121,7 @@ def mean_field(dim: int, scale_transform: str = "softplus") -> Family:
     r"""Independent Gaussians, :math:`\theta = m + T(s) \eta` (eq. 3 of the paper)."""
     transform = _scale_transform(scale_transform)
 
-    def init(loc: Latent, scale: float) -> MeanField:
+    def init(loc: Latent, scale: Scalar | float) -> MeanField:
         return MeanField(loc, transform.inverse(jnp.full_like(loc, scale)))
 
     def reparametrise(params: MeanField, eta: Array) -> Latent:
@@ -163,7 +163,7 @@ def full_rank(dim: int, scale_transform: str = "softplus") -> Family:
         diagonal = transform.forward(jnp.diagonal(params.raw_tril))
         return jnp.tril(params.raw_tril, -1) + jnp.diag(diagonal)
 
-    def init(loc: Latent, scale: float) -> FullRank:
+    def init(loc: Latent, scale: Scalar | float) -> FullRank:
         return FullRank(loc, jnp.diag(transform.inverse(jnp.full_like(loc, scale))))
 
     def slopes(params: FullRank, eta: Array) -> FullRank:
