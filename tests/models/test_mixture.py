@@ -1,8 +1,6 @@
-"""Mixtures: the structured sum is the general one, no row exceeds the bound, draws are right."""
+"""Mixtures: densities are NumPyro's, draws are right, a private fit finds the clusters."""
 
 from __future__ import annotations
-
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,137 +8,21 @@ import numpy as np
 import optax
 import pandas as pd
 import pytest
-from conftest import summing_raw_records
+from mixtures import MIXED, MODELS, NUM_ROWS, draw_of, latent_of, setting, some_rows
 from numpyro import handlers
-from numpyro.distributions import biject_to
 from numpyro.infer import Predictive
 from numpyro.infer.util import log_density
 
 import dpvim
 from dpvim.bridge.data import prepare
-from dpvim.bridge.model import bridge
-from dpvim.inference.families import mean_field
-from dpvim.inference.variants import VARIANTS
-from dpvim.models import level_tables
 from dpvim.models.columns import CategoricalColumn, CountColumn, NormalColumn, Response
 from dpvim.models.mixture import Mixture
-from dpvim.privacy.clipping import Likelihood
 from dpvim.synthesis.encoding import EncodedTable, decode, encode
 from dpvim.synthesis.model import build_mixture
 from dpvim.synthesis.schema import Schema
 from dpvim.types import ModelError
 
 NUM_DRAWN = 20_000
-NUM_ROWS = 64
-BOUND = 0.8
-MIXED = (
-    CategoricalColumn("a", 5, nullable=True),
-    CountColumn("n", upper=30, nullable=True),
-    CountColumn("m", upper=300, overdispersed=True),
-    NormalColumn("x", nullable=True),
-    NormalColumn("age", lower=18, upper=90, integral=True),
-    CategoricalColumn("b", 2),
-    CategoricalColumn("y", 2, nullable=True),
-)
-MODELS = {
-    "paper": Mixture(
-        [*(CategoricalColumn(f"c{i}", n) for i, n in enumerate((4, 2, 3))), MIXED[-1]],
-        5,
-        Response("y", "poisson"),
-    ),
-    "mixed": Mixture(MIXED, 3, Response("x", "linear"), prior_scale=0.5),
-    "counts": Mixture(MIXED[:2] + MIXED[3:4], 2, Response("n", "poisson")),
-    "no levels": Mixture(
-        [NormalColumn("x"), CountColumn("n", upper=9), CategoricalColumn("y", 2)],
-        1,
-        Response("y", "logistic"),
-    ),
-    "histograms": Mixture(
-        [
-            NormalColumn("x", nullable=True, num_bins=6),
-            NormalColumn("k", lower=-3, upper=1, integral=True, num_bins=5),
-            CategoricalColumn("c", 3),
-            CategoricalColumn("y", 2),
-        ],
-        3,
-        Response("y", "logistic"),
-    ),
-    # Columns that are called as features of others are.
-    "alike": Mixture(
-        [
-            NormalColumn("b=1"),
-            CategoricalColumn("b", 3),
-            NormalColumn("x", nullable=True),
-            NormalColumn("x missing"),
-            CountColumn("intercept", upper=9),
-            CountColumn("n", upper=30),
-        ],
-        2,
-        Response("n", "poisson"),
-    ),
-}
-
-
-@functools.cache
-def setting(name):
-    """The bridged model, the general likelihood, and rows as a batch."""
-    model = MODELS[name]
-    inputs = prepare(some_rows(model), {})
-    found = summing_raw_records(bridge(model, inputs))
-    return found, Likelihood.from_log_prob(found.problem.likelihood.log_prob), inputs.records
-
-
-def some_rows(model, seed=0):
-    """Rows of the right form, from no model at all."""
-    rng = np.random.default_rng(seed)
-
-    def values(column):
-        if isinstance(column, CategoricalColumn):
-            return rng.integers(0, column.num_levels, NUM_ROWS).astype(np.int32)
-        if isinstance(column, CountColumn):
-            return rng.binomial(column.upper, 0.2, NUM_ROWS).astype(np.int32)
-        numbers = column.lower + (column.upper - column.lower) * rng.beta(2, 3, NUM_ROWS)
-        return numbers.astype(np.int32 if column.integral else np.float32)
-
-    missing = {column.name: rng.random(NUM_ROWS) < 0.2 for column in model.nullable}
-    return {column.name: values(column) for column in model.columns}, missing
-
-
-@functools.cache
-def draw_of(model):
-    """Values of all sites, of no special form."""
-    priors = model._priors()
-
-    @jax.jit
-    def draw():
-        raw = {n: biject_to(p.support).inverse_shape(p.shape()) for n, p in priors.items()}
-        keys = jax.random.split(jax.random.key(0), len(priors))
-        return {
-            name: biject_to(priors[name].support)(0.7 * jax.random.normal(key, shape))
-            for key, (name, shape) in zip(keys, raw.items(), strict=True)
-        }
-
-    return draw()
-
-
-def latent_of(space, seed=1, scale=0.5):
-    return scale * jax.random.normal(jax.random.key(seed), (space.dim,))
-
-
-def weights_of(variant_name, dim):
-    rng = np.random.default_rng(0)
-    family = mean_field(dim)
-    params = family.unpack(jnp.asarray(rng.normal(scale=0.7, size=2 * dim), jnp.float32))
-    eta = jnp.asarray(rng.normal(size=dim), jnp.float32)
-    return VARIANTS[variant_name](family).weights(params, eta)
-
-
-@functools.cache
-def compiled(likelihood):
-    return jax.jit(likelihood.clipped_sum, static_argnums=4)
-
-
-# -- the density and the prior -----------------------------------------------------------------
 
 
 def test_densities_and_their_gradients_are_numpyros():
@@ -161,148 +43,6 @@ def test_densities_and_their_gradients_are_numpyros():
     one, other = (jax.jit(jax.value_and_grad(f))(latent) for f in (ours, theirs))
     np.testing.assert_allclose(one[0], other[0], rtol=1e-5)
     np.testing.assert_allclose(one[1], other[1], rtol=1e-4, atol=1e-4)
-
-
-# -- the clipped sum ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_structured_sum_is_the_general_one(name):
-    found, general, batch = setting(name)
-    latent, is_padding = latent_of(found.space), jnp.arange(NUM_ROWS) % 7 == 3
-    sums = compiled(found.problem.likelihood), compiled(general)
-    for bound in (BOUND, float("inf")) if name == "counts" else (BOUND,):
-        for variant_name in VARIANTS:
-            weights = weights_of(variant_name, found.space.dim)
-            scale = 1.0 if weights is None else np.sqrt(weights)
-            ours, wanted = (
-                np.asarray(s(latent, weights, batch, is_padding, bound)) * scale for s in sums
-            )
-            # The general sum rounds each row to 2^-18 of the bound.
-            quantum = 0 if np.isinf(bound) else bound / 2**18 * np.sqrt(NUM_ROWS)
-            tolerance = 1e-5 * np.abs(wanted).max() + quantum
-            np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=tolerance)
-
-
-def test_levels_in_great_number_are_read_from_tables(monkeypatch):
-    found, _, batch = setting("paper")
-    arguments = (latent_of(found.space), jnp.ones(found.space.dim), batch)
-    nothing = jnp.zeros(NUM_ROWS, bool)
-    wanted = compiled(found.problem.likelihood)(*arguments, nothing, BOUND)
-    monkeypatch.setattr(level_tables, "_MOST_INDICATORS", 0)
-    clipped_sum = found.problem.likelihood.clipped_sum
-    ours = jax.jit(lambda *arguments: clipped_sum(*arguments, BOUND))(*arguments, nothing)
-    np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["paper", "mixed"])
-def test_what_is_not_finite_contributes_nothing(name):
-    found, _, batch = setting(name)
-    dim = found.space.dim
-    clipped_sum = compiled(found.problem.likelihood)
-    latent, nothing = latent_of(found.space), jnp.zeros(NUM_ROWS, bool)
-    ones = jnp.ones(dim)
-    assert not np.any(clipped_sum(latent, ones, batch, ~nothing, BOUND))
-    for bad in (jnp.nan, jnp.inf):
-        for at in (0, dim // 2, dim - 1):
-            total = clipped_sum(latent.at[at].set(bad), ones, batch, nothing, BOUND)
-            assert np.isfinite(total).all()
-        assert not np.any(clipped_sum(jnp.full(dim, bad), ones, batch, nothing, BOUND))
-    strange = jnp.ones(dim).at[1].set(jnp.nan).at[3].set(jnp.inf).at[4].set(0.0)
-    total = np.asarray(clipped_sum(latent, strange, batch, nothing, BOUND))
-    assert np.isfinite(total).all()
-    assert not np.any(total[[1, 3, 4]])
-
-
-def test_a_row_that_is_not_finite_leaves_the_others_alone():
-    found, _, batch = setting("mixed")
-    clipped_sum = compiled(found.problem.likelihood)
-    latent, ones = latent_of(found.space), jnp.ones(found.space.dim)
-    is_third = jnp.arange(NUM_ROWS) == 3
-    for bad in (jnp.nan, jnp.inf):
-        odd = [
-            leaf.at[3].set(bad) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
-            for leaf in batch
-        ]
-        present = [leaf.at[3].set(False) if leaf.dtype == bool else leaf for leaf in odd]
-        ours = clipped_sum(latent, ones, present, jnp.zeros(NUM_ROWS, bool), BOUND)
-        wanted = clipped_sum(latent, ones, batch, is_third, BOUND)
-        np.testing.assert_array_equal(ours, wanted)
-
-
-def allowed(dim, rows):
-    """The share of the bound that `Lattice` sets aside, less the rounding of rows."""
-    return 1 + (2 * dim + 32) * 2.0**-24 + 2 * (rows + 16) * rows * 2.0**-53
-
-
-def extremes(dim, cases, seed=5):
-    """Latents and weights of all sizes, some of them saturated."""
-    rng = np.random.default_rng(seed)
-    latents = rng.normal(size=(cases, dim)) * 10.0 ** rng.uniform(-2, 3, (cases, 1))
-    latents *= 10.0 ** (rng.uniform(-2, 1, (cases, dim)) * (rng.random((cases, 1)) < 0.5))
-    weights = 10.0 ** (rng.uniform(-12, 8, (cases, dim)) * (rng.random((cases, 1)) < 0.7))
-    return latents.astype(np.float32), weights.astype(np.float32)
-
-
-def norms_of(shares, weights):
-    shares, weights = np.asarray(shares, np.float64), np.asarray(weights, np.float64)
-    assert np.isfinite(shares).all()
-    return np.sqrt((shares**2 * weights).sum(axis=-1))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_no_row_by_itself_exceeds_the_bound(name):
-    found, _, batch = setting(name)
-    dim, cases = found.space.dim, 2000
-    latents, weights = extremes(dim, cases)
-    picked = [leaf[np.random.default_rng(1).integers(0, NUM_ROWS, cases)] for leaf in batch]
-
-    @jax.jit
-    @jax.vmap
-    def alone(latent, weights, row):
-        rows = [leaf[None] for leaf in row]
-        return found.problem.likelihood.clipped_sum(
-            latent, weights, rows, jnp.zeros(1, bool), BOUND
-        )
-
-    norms = norms_of(alone(latents, weights, picked), weights)
-    assert norms.max() <= BOUND * allowed(dim, 1)
-    assert (norms > 0.999 * BOUND).mean() > 0.1  # the bound was put to the test
-
-
-@pytest.mark.parametrize("name", ["paper", "mixed", "counts"])
-def test_no_row_of_a_batch_exceeds_the_bound(name):
-    """What the sum changes by if a row is left out, in the compiled form that a run has."""
-    found, _, batch = setting(name)
-    dim, cases = found.space.dim, 40
-    latents, weights = extremes(dim, cases, seed=6)
-    clipped_sum = compiled(found.problem.likelihood)
-    left_out = jnp.eye(NUM_ROWS, dtype=bool)
-    largest = 0.0
-    for latent, weight in zip(latents, weights, strict=True):
-        whole = clipped_sum(latent, weight, batch, jnp.zeros(NUM_ROWS, bool), BOUND)
-        for i in range(0, NUM_ROWS, 7):
-            rest = clipped_sum(latent, weight, batch, left_out[i], BOUND)
-            share = np.asarray(whole) - np.asarray(rest)
-            largest = max(largest, norms_of(share, weight))
-    assert 0.99 * BOUND < largest <= BOUND * allowed(dim, NUM_ROWS)
-
-
-def test_norm_and_sum_see_numbers_that_are_stored():
-    """The branch that keeps the compiler from working them out twice is still there."""
-    found, _, batch = setting("mixed")
-    arguments = (latent_of(found.space), jnp.ones(found.space.dim), batch)
-    is_padding = jnp.zeros(NUM_ROWS, bool)
-    program = compiled(found.problem.likelihood).lower(*arguments, is_padding, BOUND).compile()
-    assert " conditional(" in program.as_text()
-
-
-def test_the_sum_is_in_double_precision():
-    found, _, batch = setting("paper")
-    total = compiled(found.problem.likelihood)(
-        latent_of(found.space), jnp.ones(found.space.dim), batch, jnp.zeros(NUM_ROWS, bool), BOUND
-    )
-    assert total.dtype == np.float64
 
 
 # -- drawing rows ------------------------------------------------------------------------------
@@ -379,44 +119,6 @@ def test_predictive_draws_rows():
     drawn = Predictive(model, posterior_samples=draws)(jax.random.key(0), num_rows=7)
     assert drawn["a"].shape == (3, 7)
     assert drawn["a.missing"].all()
-
-
-def test_large_integers_stay_in_the_domain():
-    column = NormalColumn("id", lower=-(2**31 - 1), upper=2**31 - 1, integral=True)
-    values = np.array([-(2**31 - 1), 0, 2**31 - 1], np.int32)
-    standard = column.standardised(jnp.asarray(values))
-    np.testing.assert_allclose(standard, [-np.sqrt(3), 0, np.sqrt(3)], atol=1e-6)
-    back = np.asarray(column.unstandardised(jnp.array([-9.0, 0.0, 9.0])), int)
-    assert back[0] >= -(2**31 - 1)
-    assert back[1] == 0
-    assert back[2] > 2**31 - 200
-
-
-@pytest.mark.parametrize("lower", [1_700_000_000, -(2**31 - 1)])
-def test_large_integers_that_lie_close_together_are_told_apart(lower):
-    column = NormalColumn("second", lower=lower, upper=lower + 100, integral=True)
-    values = jnp.arange(lower, lower + 101, dtype=jnp.int32)
-    standard = column.standardised(values)
-    np.testing.assert_allclose(standard, np.linspace(-1, 1, 101) * np.sqrt(3), atol=1e-6)
-    np.testing.assert_array_equal(column.unstandardised(standard), values)
-    ends = column.unstandardised(jnp.array([-9.0, 9.0]))
-    np.testing.assert_array_equal(ends, [lower, lower + 100])
-
-
-def test_bins_of_a_histogram():
-    """Whole numbers have bins of their own where there are as many; draws stay in their bins."""
-    whole = NormalColumn("k", lower=-3, upper=1, integral=True, num_bins=5)
-    assert whole.bin_of(jnp.arange(-3, 2)).tolist() == [0, 1, 2, 3, 4]
-    real = NormalColumn("x", lower=10.0, upper=20.0, num_bins=4)
-    assert real.bin_of(jnp.array([10.0, 12.4, 12.6, 20.0])).tolist() == [0, 0, 1, 3]
-    for column in (whole, real):
-        code = jnp.repeat(jnp.arange(column.num_bins), 50)
-        place = jnp.tile(jnp.linspace(0.02, 0.98, 50), column.num_bins)
-        values = column.unstandardised(column.within_bin(code, place))
-        assert values.min() >= column.lower
-        assert values.max() <= column.upper
-        # Numbers that are rounded may land on the other side of an edge.
-        assert jnp.abs(column.bin_of(values) - code).max() <= (1 if column.integral else 0)
 
 
 # -- tables ------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from dpvim._compile import jit_once
 from dpvim.bridge.latent_space import LatentSpace, Site
@@ -109,5 +110,5 @@ def _sees_no_data(name: str, found: list[_SiteLogProbs]) -> bool:
     )
 
 
-def _close(a: np.ndarray, b: np.ndarray) -> bool:
+def _close(a: ArrayLike, b: ArrayLike) -> bool:
     return bool(np.allclose(a, b, rtol=1e-4, atol=1e-4))

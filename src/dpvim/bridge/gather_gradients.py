@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jax.lax import GatherScatterMode
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from dpvim.bridge.latent_space import LatentSpace, Site
@@ -123,7 +124,7 @@ class _Source(NamedTuple):
         return cls(site.name, math.prod(site.shape), axes) if event_dim else None
 
     def after(self, equation: JaxprEqn) -> _Source | None:
-        """Source of an equation's result if all operands but constants have this one, else None."""
+        """Source of an equation's result, if operands have this one or none; None if unknown."""
         name, params = equation.primitive.name, equation.params
         if name in _ENTRYWISE:
             return self
@@ -252,12 +253,12 @@ def _find_gathers(program: ClosedJaxpr, sites: list[Site]) -> dict[str, _Gather]
 def _inline(program: ClosedJaxpr) -> ClosedJaxpr:
     """Put the bodies of functions in place of their calls."""
 
-    def run(program: ClosedJaxpr, operands: Sequence[Array]) -> list[Array]:
+    def run(program: ClosedJaxpr, operands: Sequence[ArrayLike]) -> list[ArrayLike]:
         jaxpr = program.jaxpr
         names = [*jaxpr.constvars, *jaxpr.invars]
         known = dict(zip(names, [*program.consts, *operands], strict=True))
 
-        def read(atoms: Iterable[Any]) -> list[Array]:
+        def read(atoms: Iterable[Any]) -> list[ArrayLike]:
             return [atom.val if isinstance(atom, Literal) else known[atom] for atom in atoms]
 
         for equation in jaxpr.eqns:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from jax.typing import ArrayLike
 from jaxtyping import Array
 from numpyro import handlers
 from numpyro.distributions import biject_to
@@ -91,14 +92,14 @@ class ModelRunner:
         return sites
 
 
-def _arbitrary_values(shift: Scalar | float) -> Callable[[dict[str, Any]], Array | None]:
+def _arbitrary_values(shift: Scalar | float) -> Callable[[dict[str, Any]], ArrayLike | None]:
     """Values in the supports of latents, moved by `shift` in a direction of their own each.
 
     They are not drawn from the priors, which takes seconds to compile.
     """
     rng = np.random.default_rng(7)
 
-    def value(site: dict[str, Any]) -> Array | None:
+    def value(site: dict[str, Any]) -> ArrayLike | None:
         latent = site["type"] == "sample" and not site["is_observed"]
         if not latent or site["fn"].support.is_discrete:
             return None

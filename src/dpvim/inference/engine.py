@@ -22,7 +22,7 @@ from dpvim.privacy.batches import with_public_shape
 from dpvim.privacy.plan import Plan
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.privacy.source import BatchNoiseSource
-from dpvim.types import Origin, Record
+from dpvim.types import Origin, Record, Scalar
 
 _ETA_BLOCK = 32
 
@@ -93,7 +93,7 @@ def make_engine(
 
     @single_precision
     @jit_once
-    def init(key: Array, loc: Array, scale: float) -> State:
+    def init(key: Array, loc: Array, scale: Scalar | float) -> State:
         params = family.init(loc.astype(jnp.float32), scale)
         nothing, origin = jnp.zeros((), jnp.int32), jnp.int32(Origin.PRIVATE)
         return State(params, optimizer.init(params), key, nothing, origin)

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from dpvim._compile import jit_quickly
 from dpvim.privacy.plan import Plan
+from dpvim.types import Scalar
 
 NUM_WINDOWS = 16
 # Beyond this many coordinates products of different coordinates are not kept: 16 windows of two
@@ -144,8 +145,8 @@ class Collector:
 def _sums_of_rows(
     points: Float[Array, "block d"],
     releases: Float[Array, "block d"],
-    sampling_prob: float,
-    count: int,
+    sampling_prob: Scalar | float,
+    count: Int[Array, ""] | int,
     full: bool,
 ) -> Any:
     """The sums of the first `count` rows of a block."""

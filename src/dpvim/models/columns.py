@@ -95,7 +95,7 @@ class NormalColumn(NamedTuple):
         """
         return self.integral and self._range < 2**31
 
-    def standardised(self, values: Array) -> Array:
+    def standardised(self, values: Array | np.ndarray) -> Array:
         values = jnp.asarray(values)
         if self._exact and jnp.issubdtype(values.dtype, jnp.integer):
             above = (values.astype(jnp.int32) - int(self.lower)).astype(jnp.float32)

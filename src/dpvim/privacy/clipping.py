@@ -146,14 +146,14 @@ def materialize(make: Callable[[], Tree], is_padding: Mask) -> Tree:
 
 
 @jax.custom_batching.custom_vmap
-def _opaque_true(is_padding: Mask) -> Bool[Array, ""]:
+def _opaque_true(is_padding: Bool[Array, "*runs batch"]) -> Bool[Array, ""]:
     """True, which the compiler cannot know: there is no more padding than there are rows."""
     return jnp.sum(is_padding) <= is_padding.size
 
 
 @_opaque_true.def_vmap
 def _opaque_true_vmapped(
-    axis_size: int, in_batched: list[bool], is_padding: Bool[Array, "runs batch"]
+    axis_size: int, in_batched: list[bool], is_padding: Bool[Array, "*runs batch"]
 ) -> tuple[Bool[Array, ""], bool]:
     # One answer for all: a choice that differed between runs would be made after both branches.
     return _opaque_true(is_padding), False

@@ -63,7 +63,7 @@ class PoissonSampler:
     def draw(self, num_steps: int) -> np.ndarray:
         """Row numbers of the next batches, shape [num_steps, max_batch_size]; `EMPTY` places."""
         firsts = self._num_rows * np.arange(num_steps + 1)
-        self._extend_to(firsts[-1])
+        self._extend_to(int(firsts[-1]))
         ends = np.searchsorted(self._places, firsts[1:])
         drawn = np.diff(ends, prepend=0)
         taken = self._places[: ends[-1]] - np.repeat(firsts[:-1], drawn)

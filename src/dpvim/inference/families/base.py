@@ -112,7 +112,7 @@ class Family:
     scale_transform: str
     base_size: int
     num_params: int
-    init: Callable[[Latent, float], Params]
+    init: Callable[[Latent, Scalar | float], Params]
     reparametrise: Callable[[Params, Array], Latent]
     entropy: Callable[[Params, Array], Scalar]
     pack: Callable[[Params], Float[Array, " k"]]

@@ -15,7 +15,7 @@ from dpvim.inference.families.base import (
     gaussian_entropy,
     scale_transform_of,
 )
-from dpvim.types import Latent
+from dpvim.types import Latent, Scalar
 
 
 class BlockDiagonalParams(NamedTuple):
@@ -59,7 +59,7 @@ def block_diagonal(layout: Layout | int, scale_transform: str = "softplus") -> F
     def blocks(params: BlockDiagonalParams) -> Float[Array, "d largest"]:
         return with_diagonal(params.raw_blocks, transform.forward(diagonal_of(params)))
 
-    def init(loc: Latent, scale: float) -> BlockDiagonalParams:
+    def init(loc: Latent, scale: Scalar | float) -> BlockDiagonalParams:
         raw_scale = transform.inverse(jnp.full_like(loc, scale))
         return BlockDiagonalParams(loc, with_diagonal(jnp.zeros((dim, largest)), raw_scale))
 

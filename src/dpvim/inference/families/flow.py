@@ -65,7 +65,7 @@ def flow(
         )
     initial, bijection_of = _coupling_flow(dim, layers, width)
 
-    def init(loc: Latent, scale: float) -> FlowParams:
+    def init(loc: Latent, scale: Scalar | float) -> FlowParams:
         return FlowParams(loc, transform.inverse(jnp.full_like(loc, scale)), initial)
 
     def reparametrise(params: FlowParams, eta: Array) -> Latent:

@@ -15,7 +15,7 @@ from dpvim.inference.families.base import (
     gaussian_entropy,
     scale_transform_of,
 )
-from dpvim.types import Latent
+from dpvim.types import Latent, Scalar
 
 
 class FullRankParams(NamedTuple):
@@ -39,7 +39,7 @@ def full_rank(layout: Layout | int, scale_transform: str = "softplus") -> Family
         diagonal = transform.forward(jnp.diagonal(params.raw_tril))
         return jnp.tril(params.raw_tril, -1) + jnp.diag(diagonal)
 
-    def init(loc: Latent, scale: float) -> FullRankParams:
+    def init(loc: Latent, scale: Scalar | float) -> FullRankParams:
         return FullRankParams(loc, jnp.diag(transform.inverse(jnp.full_like(loc, scale))))
 
     def slopes(params: FullRankParams, eta: Array) -> FullRankParams:

@@ -39,7 +39,7 @@ def low_rank(
     rank = _validate.positive_int("rank", round(layout.dim**0.5) if rank is None else rank)
     dim, end_of_factor = layout.dim, layout.dim * (1 + rank)
 
-    def init(loc: Latent, scale: float) -> LowRankParams:
+    def init(loc: Latent, scale: Scalar | float) -> LowRankParams:
         raw_scale = transform.inverse(jnp.full_like(loc, scale))
         return LowRankParams(loc, jnp.zeros((dim, rank), loc.dtype), raw_scale)
 

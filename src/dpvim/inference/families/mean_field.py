@@ -14,7 +14,7 @@ from dpvim.inference.families.base import (
     gaussian_entropy,
     scale_transform_of,
 )
-from dpvim.types import Latent
+from dpvim.types import Latent, Scalar
 
 
 class MeanFieldParams(NamedTuple):
@@ -37,7 +37,7 @@ def mean_field(layout: Layout | int, scale_transform: str = "softplus") -> Famil
     layout = Layout.of(layout)
     dim = layout.dim
 
-    def init(loc: Latent, scale: float) -> MeanFieldParams:
+    def init(loc: Latent, scale: Scalar | float) -> MeanFieldParams:
         return MeanFieldParams(loc, transform.inverse(jnp.full_like(loc, scale)))
 
     def factor(params: MeanFieldParams) -> Float[Array, " d"]:
