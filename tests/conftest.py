@@ -34,7 +34,9 @@ def pytest_configure(config: Any) -> None:
 
     Tests hand numbers in double precision to inner functions if JAX is set to it.
     """
-    jax.config.update("jax_compilation_cache_dir", str(config.rootpath / ".pytest_cache" / "programs"))
+    jax.config.update(
+        "jax_compilation_cache_dir", str(config.rootpath / ".pytest_cache" / "programs")
+    )
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     if jax.config.jax_enable_x64:

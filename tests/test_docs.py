@@ -1,7 +1,8 @@
-"""Paths and names that the documentation mentions exist."""
+"""Documentation: paths and names that it mentions exist; docstrings say what things are."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -63,3 +64,16 @@ def test_stale_paths_are_caught():
     assert stale == {"models/bridge.py", "tests/privacy/test_gone.py"}
     assert not is_there("tests/test_docs.py::test_gone")
     assert is_there("tests/test_docs.py::test_stale_paths_are_caught")
+
+
+MODULES = [path.relative_to(ROOT) for path in sorted((ROOT / "src").rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_docstrings_begin_with_what_a_thing_is_or_does(path):
+    """A noun phrase or an imperative, which is what a reader who skims looks for."""
+    tree = ast.parse((ROOT / path).read_text())
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    texts = [ast.get_docstring(n) for n in ast.walk(tree) if isinstance(n, documented)]
+    riddles = ("What", "Where", "Whether", "How", "Who", "Which", "Why", "When")
+    assert [text for text in texts if text and text.split()[0] in riddles] == []

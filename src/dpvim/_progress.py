@@ -67,6 +67,6 @@ def _bar(label: str, unit: str) -> Progress:
     )
 
 
-def wanted(progress: bool | None) -> bool:
+def show_progress(progress: bool | None) -> bool:
     """True if a bar is to be shown: as asked, else where a person is likely to look."""
     return sys.stderr.isatty() if progress is None else progress

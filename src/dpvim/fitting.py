@@ -15,7 +15,7 @@ import numpy as np
 
 from dpvim import _validate
 from dpvim._compile import single_precision
-from dpvim._progress import wanted
+from dpvim._progress import show_progress
 from dpvim.bridge.data import ModelInput, prepare
 from dpvim.bridge.model import bridge
 from dpvim.inference.loop import runs_per_program
@@ -169,7 +169,7 @@ def _fit_all(
     bridged = bridge(model, inputs)
     plans = [call.length.plan(inputs.num_rows, bridged.problem.dim) for call in calls]
     found: dict[int, Fit] = {}
-    progress = wanted(calls[0].options.progress)
+    progress = show_progress(calls[0].options.progress)
     with monitoring(sum(plan.num_steps for plan in plans), progress=progress) as monitor:
         todo: list[Callable[[], list[RunResult]]] = []
         owners: list[tuple[int, PreparedFit]] = []

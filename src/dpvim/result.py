@@ -12,19 +12,22 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from jaxtyping import Array
 from numpyro.infer.autoguide import AutoGuide
 
-from dpvim import _validate
-from dpvim import serialization as saving
+from dpvim import _validate, serialization
 from dpvim._compile import single_precision
 from dpvim._extras import require
-from dpvim._progress import wanted
+from dpvim._progress import show_progress
 from dpvim.bridge.data import prepare
 from dpvim.bridge.latent_space import LatentSpace
 from dpvim.inference.engine import State
 from dpvim.inference.families import Family
 from dpvim.inference.release_sums import LARGEST_FULL_DIM, ReleaseSums
 from dpvim.inference.trace import Trace
-from dpvim.posterior.from_trace import EstimateName, NoiseAwareness, WindowRule
-from dpvim.posterior.from_trace import posterior_from_trace as estimate_posterior
+from dpvim.posterior.from_trace import (
+    EstimateName,
+    NoiseAwareness,
+    WindowRule,
+    posterior_from_trace,
+)
 from dpvim.posterior.posterior import Posterior
 from dpvim.prepared import PreparedFit, numpyro_params
 from dpvim.privacy.plan import Plan, PrivacyPlan
@@ -89,7 +92,7 @@ class Fit:
 
     @functools.cached_property
     def averaged(self) -> Posterior:
-        """The average of the settled part of the trace: ``posterior_from("trace")``."""
+        """The average of the converged part of the trace: ``posterior_from("trace")``."""
         found = self._from_trace
         _warn_of_doubts(found, stacklevel=4)
         return found
@@ -106,7 +109,7 @@ class Fit:
 
         Args:
             method: ``"releases"``: inferred from the released gradients, whatever the trace did
-                (docs/honest-posterior.md). ``"trace"``: the average of the settled part of the
+                (docs/honest-posterior.md). ``"trace"``: the average of the converged part of the
                 trace. ``"last"``: the last iterate.
             noise_aware: For trace and last: what is added to the variance for the noise of the
                 run, that of an ``"iterate"``, that of the window's ``"average"``, or None for
@@ -153,7 +156,7 @@ class Fit:
         estimate: EstimateName = "last" if method == "last" else "average"
         if noise_aware == "matching":
             noise_aware = "iterate" if estimate == "last" else "average"
-        found = estimate_posterior(
+        found = posterior_from_trace(
             self.trace, self.family, estimate=estimate, noise_aware=noise_aware, window=window
         )
         reason = self._why_not_releases or "asked for"
@@ -205,12 +208,12 @@ class Fit:
                 "method='releases': this fit has no sums of released gradients. They are kept "
                 "for variant='aligned', in fits (and files) made with this version."
             )
-        from dpvim.posterior.from_releases import mixture_from_releases as estimate_from_releases
+        from dpvim.posterior.from_releases import mixture_from_releases
 
         every = self.trace.every
-        found = estimate_from_releases(self.releases, self.plan, self.prior, snapshot_steps=every)
+        found = mixture_from_releases(self.releases, self.plan, self.prior, snapshot_steps=every)
         why_not = self._why_not_releases
-        reason = "they can tell" if why_not is None else f"asked for, although {why_not}"
+        reason = "identified by them" if why_not is None else f"asked for, although {why_not}"
         return self._as_posterior(found, "releases", reason)
 
     @property
@@ -255,7 +258,7 @@ class Fit:
             with contextlib.suppress(NotImplementedError):  # a prior that cannot be drawn from
                 saved = saved._replace(prior=self.prior)
             saved = saved._replace(releases=self.releases)
-        saving.write(path, saved)
+        serialization.write(path, saved)
 
     def plot_trace(self, **options: Any) -> Figure:
         """The parameters as the run went on; see `dpvim.plots.plot_trace`."""
@@ -298,7 +301,7 @@ def load(path: str | Path) -> Fit:
     Raises:
         FileError: For files that are cut short, of another kind, or from a newer dpvim.
     """
-    return Fit(*saving.read(path))
+    return Fit(*serialization.read(path))
 
 
 @single_precision
@@ -323,7 +326,7 @@ def _continue(
         inputs.records,
         num_steps=fit.plan.num_steps - int(state.step),
         trace_every=fit.trace.every,
-        progress=wanted(progress),
+        progress=show_progress(progress),
     )
     privacy = counter.statement(
         delta=fit.privacy.delta if isinstance(fit.privacy, PrivacyStatement) else None,

@@ -13,6 +13,7 @@ from dpvim.audit.canaries import Records, concat
 from dpvim.audit.findings import Finding, two_sided_normal
 from dpvim.audit.game import hockey_stick, log_likelihood_ratio, strongest_attack
 from dpvim.audit.paths import CodePath, FitCase, ReferenceGradients, clipped
+from dpvim.inference.families import FAMILIES
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.svi import DPSVI
 from dpvim.types import NotForReleaseWarning, Relation
@@ -64,7 +65,7 @@ def fit_checks(
     ]
     gap = (present.mean() - absent.mean()) / absent.std()
     errors = gap * np.sqrt(fits / 2)
-    among_pairs = family == "full_rank" and variant != "aligned"
+    among_pairs = variant != "aligned" and FAMILIES[family](2).num_params > 4
     min_gap = _MIN_GAP_AMONG_PAIRS if among_pairs else _MIN_GAP
     has_power = bool(gap > min_gap and errors > _MIN_ERRORS)
     power = f"the canary moves the score by {gap:.1f} sd, {errors:.0f} standard errors"

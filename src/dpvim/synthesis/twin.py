@@ -16,7 +16,7 @@ import pandas as pd
 import dpvim.result
 from dpvim import _validate
 from dpvim._extras import require
-from dpvim._progress import ProgressBar, wanted
+from dpvim._progress import ProgressBar, show_progress
 from dpvim.files import new_folder, write_json
 from dpvim.models.sample_rows import draw_rows
 from dpvim.posterior.posterior import Posterior
@@ -114,7 +114,7 @@ class Twin:
         """
         check_format(self.schema, suffix, formulas)
         width = max(3, len(str(count)))
-        bar = ProgressBar(count, show=wanted(progress), label="sampling", unit="tables")
+        bar = ProgressBar(count, show=show_progress(progress), label="sampling", unit="tables")
         with new_folder(folder) as partial, bar:
             for number, pieces in enumerate(self._tables(count, num_rows, seed), start=1):
                 path = partial / f"synthetic-{number:0{width}}.{suffix}"

@@ -154,7 +154,7 @@ def test_the_posterior_comes_from_the_releases(tmp_path):
     assert isinstance(fit.posterior.latent_dist, GaussianMixture)
     assert fit.posterior is fit.posterior_from("releases")
     assert fit.posterior is fit.posterior_at(noise_aware="releases")
-    assert "from the releases (they can tell)" in repr(fit.posterior)
+    assert "from the releases (identified by them)" in repr(fit.posterior)
     assert set(fit.posterior.summary()["method"]) == {"releases"}
     assert "from the trace (asked for)" in repr(fit.averaged)
     fit.save(tmp_path / "fit.npz", not_for_release=True)

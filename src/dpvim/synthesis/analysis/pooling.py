@@ -25,7 +25,7 @@ import pandas as pd
 
 from dpvim import _validate
 from dpvim._extras import LazyModule
-from dpvim._progress import ProgressBar, wanted
+from dpvim._progress import ProgressBar, show_progress
 from dpvim.synthesis.analysis.glm_workers import fit_tables
 from dpvim.synthesis.analysis.rubin import Combined, combine
 
@@ -140,7 +140,9 @@ def analyze(
     layout = glm.Layout(
         levels=_read_levels(levels), missing=None if missing is None else list(missing)
     )
-    bar = ProgressBar(len(tables), show=wanted(progress), label="analyzing", unit="data sets")
+    bar = ProgressBar(
+        len(tables), show=show_progress(progress), label="analyzing", unit="data sets"
+    )
     with bar:
         fits = fit_tables(
             tables,
