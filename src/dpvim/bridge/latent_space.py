@@ -8,12 +8,13 @@ matrix products instead of a differentiation through every transform for every r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
@@ -133,7 +134,7 @@ class LatentSpace:
         raw = self.unpack(latent)
         return {site.name: site.constrain(raw[site.name]) for site in self.sites}
 
-    def unconstrain(self, values: dict[str, Array]) -> Latent:
+    def unconstrain(self, values: Mapping[str, ArrayLike]) -> Latent:
         return self.pack({s.name: s.transform.inv(jnp.asarray(values[s.name])) for s in self.sites})
 
     def raw_labels(self) -> list[str]:

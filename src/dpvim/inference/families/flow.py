@@ -10,6 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from dpvim import _validate
+from dpvim._compile import single_precision
 from dpvim._extras import require
 from dpvim.inference.families.base import (
     Family,
@@ -34,6 +35,7 @@ class FlowParams(NamedTuple):
     weights: Float[Array, "*snapshots k"]
 
 
+@single_precision
 def flow(
     layout: Layout | int,
     scale_transform: str = "softplus",
