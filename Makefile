@@ -3,12 +3,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-x64 lint format audit bench bench-published clean
+.PHONY: demo test test-all test-x64 lint format audit bench bench-published clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
+# Everything that guards privacy and correctness, in minutes.
 test: $(READY)
+	$(BIN)/python -m pytest -n auto -m "not long"
+
+# With the long statistical tests; what a change must pass before it lands.
+test-all: $(READY)
 	$(BIN)/python -m pytest -n auto
 
 # What guards privacy, with JAX set to double precision, as many statisticians have it.

@@ -35,7 +35,7 @@ def test_pieces_give_the_sum_of_the_whole(records, piece, live, bound):
     rows = np.full(80, EMPTY, np.int32)
     rows[:live] = np.random.default_rng(1).integers(0, NUM_ROWS, live)
     clipped_sum = jax.jit(LIKELIHOOD.clipped_sum, static_argnums=4)
-    whole = clipped_sum(jnp.ones(3), WEIGHTS, *select(records, rows), bound)
+    whole = clipped_sum(jnp.ones(3), WEIGHTS, *select(records, jnp.asarray(rows)), bound)
     # Norms may be rounded differently in batches of another size: a level or so of some rows.
     tolerance = {"rtol": 1e-5, "atol": 1e-5} if np.isinf(bound) else {"rtol": 1e-6}
     np.testing.assert_allclose(total(piece, records, rows, bound), whole, **tolerance)

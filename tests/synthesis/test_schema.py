@@ -23,6 +23,7 @@ from dpvim.synthesis.schema import (
     Schema,
     SchemaError,
 )
+from dpvim.synthesis.schema.columns import KINDS
 
 PATIENTS = """
 dpvim_schema = 1
@@ -138,6 +139,7 @@ def test_the_documented_example_is_a_reviewed_schema():
     schema.check_reviewed()
     kinds = ["integer", "categorical", "ordinal", "binary", "count", "real"]
     assert [column.kind for column in schema.columns] == kinds
+    assert set(kinds) == set(KINDS)
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"])).map(str.strip)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,8 @@ from numpyro.distributions.transforms import IdentityTransform, IndependentTrans
 
 from dpvim.inference.families import Layout
 from dpvim.types import Latent, Scalar
+
+AnyLatent: TypeAlias = Latent | Float[np.ndarray, " d"]
 
 
 class Site(NamedTuple):
@@ -118,18 +120,18 @@ class LatentSpace:
         """Entries of the flat vector, d."""
         return self.layout.dim
 
-    def unpack(self, latent: Latent) -> dict[str, Array]:
+    def unpack(self, latent: AnyLatent) -> dict[str, Array]:
         """Raw (unconstrained) values by site name."""
-        raw, start = {}, 0
+        raw, start, latent = {}, 0, jnp.asarray(latent)
         for site in self.sites:
             raw[site.name] = latent[start : start + site.raw_size].reshape(site.raw_shape)
             start += site.raw_size
         return raw
 
-    def pack(self, raw: dict[str, Array]) -> Latent:
+    def pack(self, raw: Mapping[str, Array]) -> Latent:
         return jnp.concatenate([jnp.reshape(raw[site.name], -1) for site in self.sites])
 
-    def constrain(self, latent: Latent) -> dict[str, Array]:
+    def constrain(self, latent: AnyLatent) -> dict[str, Array]:
         """Values of the sites, each in its support."""
         raw = self.unpack(latent)
         return {site.name: site.constrain(raw[site.name]) for site in self.sites}
@@ -141,7 +143,7 @@ class LatentSpace:
         """Names of the coordinates of the latent."""
         return [label for site in self.sites for label in site.raw_labels()]
 
-    def log_det(self, latent: Latent) -> Scalar:
+    def log_det(self, latent: AnyLatent) -> Scalar:
         """Log-determinant of the Jacobian of the transform from the latent to the sites."""
         raw = self.unpack(latent)
         return jnp.sum(jnp.stack([site.log_det(raw[site.name]) for site in self.sites]))

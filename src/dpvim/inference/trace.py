@@ -70,7 +70,7 @@ class Trace:
         if later.steps[0] != self.steps[-1]:
             raise ValueError(f"a trace from step {later.steps[0]} does not follow {self.steps[-1]}")
         tail = jax.tree.map(lambda leaf: leaf[1:], later.params)
-        return Trace.stack([*self.steps, *later.steps[1:]], [self.params, tail])
+        return Trace.stack([*self.steps.tolist(), *later.steps[1:].tolist()], [self.params, tail])
 
 
 def default_trace_every(*, num_steps: int, num_params: int) -> int:

@@ -146,8 +146,8 @@ def make_variant(name: str, family: Family) -> Variant:
     except UnservedVariantError:
         able = [f for f in FAMILIES if name in served_variants(f)]
         raise UnservedVariantError(
-            f"variant: the family {family.name!r} cannot serve {name!r}, which needs a diagonal "
-            f"scaling that it does not have. {family.name!r} serves "
+            f"variant: the family {family.name!r} cannot serve {name!r}, which needs slopes "
+            f"or a diagonal scaling that it does not have. {family.name!r} serves "
             f"{', '.join(map(repr, served_variants(family)))}; {name!r} works with "
             f"{', '.join(map(repr, able))}."
         ) from None

@@ -55,8 +55,9 @@ def synthesize(
         model: A NumPyro model of your own instead of the mixture: called with the columns' values
             and where they are missing (dicts of arrays, as `dpvim.synthesis.encoding.encode`
             returns them) it observes them; called with ``num_rows=`` it returns drawn columns.
-        clip_norm, learning_rate, num_examples, fit_options: As in `dpvim.fit`; 4000 steps unless
-            told. (Longer runs have more noise a step, which shows where data are scarce.)
+        clip_norm, learning_rate, num_examples, fit_options: As in `dpvim.fit`; 4000 steps and
+            a learning rate of 0.02 unless told. (Longer runs have more noise a step, which shows
+            where data are scarce.)
 
     Returns:
         A `Twin`: ``twin.sample()``, ``twin.datasets(100)``, ``twin.save("twin")``.

@@ -25,7 +25,7 @@ from dpvim.models.columns import (
 from dpvim.models.mixture import Mixture
 from dpvim.models.regression import Regression
 from dpvim.synthesis.encoding import EncodedTable
-from dpvim.synthesis.schema import AnyColumn, Count, Integer, Level, Levelled, Schema
+from dpvim.synthesis.schema import AnyColumn, Count, Level, Levelled, Real, Schema
 from dpvim.types import ModelError
 
 NUMBERS = ("histogram", "normal")
@@ -164,12 +164,13 @@ def _column(column: AnyColumn, num_bins: int = 0) -> Column:
         return CategoricalColumn(column.name, len(column.levels), column.nullable)
     if isinstance(column, Count):
         return CountColumn(column.name, int(column.upper), column.nullable, overdispersed=True)
-    if isinstance(column, Integer):
+    if isinstance(column, Real):  # encoded tables have them as places between the bounds
+        return NormalColumn(column.name, column.nullable, num_bins=num_bins)
+    if column.integral:
         lower, upper = column.bounds
         bins = min(num_bins, int(upper - lower) + 1)
         return NormalColumn(column.name, column.nullable, lower, upper, True, bins)
-    # Encoded tables have real numbers as places between the bounds.
-    return NormalColumn(column.name, column.nullable, num_bins=num_bins)
+    raise TypeError(f"column {column.name!r}: no model for the kind {column.kind!r}.")
 
 
 def _target_model(schema: Schema, target: str, kind: str | None) -> str:
