@@ -88,7 +88,7 @@ def test_one_record_moves_a_release_by_the_clip_norm_and_no_more(
     engine = engine_of(problem, plan_of(clip_norm=0.5), family_name, variant_name)
     state, eta = start(engine), jnp.array([0.3, -0.8, 1.1])
     huge = {"x": records["x"].at[0].set(100.0), "y": records["y"].at[0].set(-1000.0)}
-    silence = jnp.zeros(engine.variant.num_released)
+    silence = jnp.zeros(engine.variant.num_released, jnp.int32)
 
     def release(rows):
         return np.asarray(engine.step(state, eta, huge, rows, silence)[1].release, float)
@@ -176,8 +176,9 @@ def test_rows_that_are_not_finite_change_nothing(problem, records):
     }
     engine = engine_of(problem)
     state, eta = start(engine), jnp.ones(DIM)
+    silence = jnp.zeros(DIM, jnp.int32)
     release = [
-        engine.step(state, eta, data, jnp.arange(len(data["y"])), jnp.zeros(DIM))[1].release
+        engine.step(state, eta, data, jnp.arange(len(data["y"])), silence)[1].release
         for data in (spoilt, without)
     ]
     np.testing.assert_allclose(release[0], release[1], rtol=1e-5, atol=1e-6)

@@ -122,9 +122,9 @@ class LatentSpace:
     def pack(self, raw: dict[str, Array]) -> Latent:
         return jnp.concatenate([jnp.reshape(raw[site.name], -1) for site in self.sites])
 
-    def constrain(self, latent: Latent) -> dict[str, Array]:
+    def constrain(self, latent: Latent | Float[np.ndarray, " d"]) -> dict[str, Array]:
         """Values of the sites, each in its support."""
-        raw = self.unpack(latent)
+        raw = self.unpack(jnp.asarray(latent))
         return {site.name: site.constrain(raw[site.name]) for site in self.sites}
 
     def unconstrain(self, values: dict[str, Array]) -> Latent:
