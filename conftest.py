@@ -9,7 +9,7 @@ from jaxtyping import install_import_hook
 # Modules whose functions take arrays of one shape and kind. Others also take whatever can be made
 # into an array, and have errors of their own for what cannot.
 CHECKED = [
-    *("dpvim.bridge", "dpvim.inference", "dpvim.models"),
+    *("dpvim.bridge", "dpvim.models", "dpvim.inference.families", "dpvim.inference.variants"),
     *(f"dpvim.privacy.{name}" for name in ("batches", "clipping", "lattice", "noise", "sampling")),
 ]
 

@@ -263,7 +263,8 @@ def _levels_of_the_neighbour() -> Any:
 def _levels_of_missing_values() -> Any:
     def make(old: Any) -> Any:
         def faulty(self: Any, batch: Any) -> Any:
-            right, wrong = old(self, batch), old(self, batch._replace(missing={}))
+            none = jax.tree.map(jnp.zeros_like, batch.missing)
+            right, wrong = old(self, batch), old(self, batch._replace(missing=none))
             return [
                 a if block.is_coin else b
                 for a, b, block in zip(right, wrong, self.blocks, strict=True)

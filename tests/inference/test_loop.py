@@ -180,10 +180,9 @@ def test_rows_that_are_not_finite_change_nothing(problem, records):
     }
     engine = engine_of(problem)
     state, eta = start(engine), jnp.ones(DIM)
+    silence = jnp.zeros(DIM, jnp.int32)
     release = [
-        engine.step(state, eta, data, jnp.arange(len(data["y"])), jnp.zeros(DIM, jnp.int32))[
-            1
-        ].release
+        engine.step(state, eta, data, jnp.arange(len(data["y"])), silence)[1].release
         for data in (spoilt, without)
     ]
     np.testing.assert_allclose(release[0], release[1], rtol=1e-5, atol=1e-6)
