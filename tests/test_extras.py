@@ -21,6 +21,7 @@ EXTRAS = {
     "plots": ["matplotlib"],
     "arviz": ["arviz"],
     "audit": ["jax_privacy"],
+    "flows": ["flowjax"],
 }
 PACKAGES = [name for names in EXTRAS.values() for name in names]
 ROOT = Path(dpvim.__file__).parents[2]

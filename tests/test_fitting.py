@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -106,7 +107,7 @@ def test_fit_has_what_the_contract_names(family_name, variant_name):
     fit = quick(family=family_name, variant=variant_name, clip_norm=0.5, trace_every=10)
     assert fit.trace.steps.tolist() == [0, 10, 20, 30, 40, 50]
     assert fit.trace.loc.shape == (6, 3)
-    start = fit.family.init(np.zeros(3, np.float32), 0.1)
+    start = fit.family.init(jnp.zeros(3), 0.1)
     for name in ("raw_scale", "raw_tril"):
         if name in fit.trace.params._fields:
             assert getattr(fit.trace, name).shape == (6, *getattr(start, name).shape)
@@ -256,7 +257,8 @@ def test_resume_takes_the_steps_that_are_left(family_name):
     whole = quick(num_steps=60, trace_every=10, family=family_name)
     assert whole.resume(X, Y) is whole
     optimizer = whole.session.prepared.options.optimizer
-    svi = dpvim.DPSVI(linear_model, "mean_field", optimizer, whole.plan, seed=0, probe_width="auto")
+    width = "auto" if whole.family.is_gaussian else 1.0
+    svi = dpvim.DPSVI(linear_model, family_name, optimizer, whole.plan, seed=0, probe_width=width)
     part = svi.run(jax.random.key(0), 25, X, Y, progress_bar=False, trace_every=10)
     counter = StepCounter(whole.plan, Origin.SEEDED, taken=25)
     stopped = dataclasses.replace(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import numpy as np
 import numpyro
@@ -12,6 +15,8 @@ from numpyro.infer.util import log_density
 from numpyro_models import MODELS, X, Y, at_random, bridged, setting
 
 from dpvim._compile import single_precision
+from dpvim.bridge.data import prepare
+from dpvim.bridge.model import bridge
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -137,3 +142,18 @@ def test_keyword_data_and_pytrees():
     found, inputs = bridged(model, ({"X": X, "y": Y.astype(float)},), {"offset": 0.5})
     assert found.space.dim == 4
     assert len(inputs.records) == 2
+
+
+def test_models_of_two_threads_do_not_meet():
+    """NumPyro has one stack of handlers for all threads; a model that waits lets another one in."""
+
+    def slow(x):
+        w = numpyro.sample("w", dist.Normal(0, 1))
+        time.sleep(0.02)
+        with numpyro.plate("records", x.shape[0]):
+            numpyro.sample("x", dist.Normal(w, 1), obs=x)
+
+    inputs = prepare((X[:, 0],), {})
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda _: bridge(slow, inputs), range(3)))
+    assert [[site.name for site in one.space.sites] for one in found] == [["w"]] * 3

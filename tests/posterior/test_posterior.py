@@ -93,7 +93,10 @@ def test_log_prob_is_the_density_of_the_sites(posterior):
         single = {name: value[i] for name, value in draws.items()}
         np.testing.assert_allclose(posterior.log_prob(single), found[i], rtol=1e-4)
         latent = posterior.space.unconstrain({k: jnp.asarray(v) for k, v in single.items()})
-        base = dist.MultivariateNormal(posterior.loc, posterior.covariance).log_prob(latent)
+        if isinstance(posterior.latent_dist, GaussianPosterior):
+            base = dist.MultivariateNormal(posterior.loc, posterior.covariance).log_prob(latent)
+        else:
+            base = posterior.latent_dist.log_density(np.asarray(latent))
         np.testing.assert_allclose(found[i], base - posterior.space.log_det(latent), rtol=1e-3)
     with pytest.raises(ValueError, match="every site"):
         posterior.log_prob({"w": np.zeros(2)})
@@ -141,13 +144,17 @@ def test_parameters_that_have_not_converged_are_named(fit):
 
 def test_other_posteriors_from_the_same_trace(fit):
     last = fit.posterior_from("last")
-    np.testing.assert_allclose(last.loc, fit.trace.loc[-1])
+    gaussian = fit.family.is_gaussian
+    if gaussian:
+        np.testing.assert_allclose(last.loc, fit.trace.loc[-1])
     assert (last.dp_scale > fit.averaged.dp_scale).mean() > 0.7
     plain = fit.posterior_from("last", noise_aware=None)
     np.testing.assert_array_equal(plain.dp_scale, 0)
     assert (plain.scale <= last.scale * (1 + 1e-6)).all()
-    fixed = fit.posterior_from("trace", window=100)
-    np.testing.assert_allclose(fixed.loc, fit.trace.loc[-100:].mean(axis=0), rtol=1e-4, atol=1e-5)
+    if gaussian:
+        fixed = fit.posterior_from("trace", window=100)
+        mean = fit.trace.loc[-100:].mean(axis=0)
+        np.testing.assert_allclose(fixed.loc, mean, rtol=1e-4, atol=1e-5)
 
 
 def test_predict_draws_outcomes(posterior):
@@ -272,7 +279,7 @@ def test_broken_files_are_explained(fit, tmp_path):
     with pytest.raises(dpvim.FileError, match="Install a newer dpvim"):
         dpvim.load(rewritten(fit, tmp_path, meta=change_meta(version=99)))
     with pytest.raises(dpvim.FileError, match="damaged"):
-        dpvim.load(rewritten(fit, tmp_path, meta=change_meta(family="flow")))
+        dpvim.load(rewritten(fit, tmp_path, meta=change_meta(family="unheard_of")))
     with pytest.raises(dpvim.FileError, match="damaged"):
         dpvim.load(rewritten(fit, tmp_path, meta=change_meta(sites=[])))
     with pytest.raises(dpvim.FileError, match="damaged"):

@@ -15,6 +15,7 @@ from numpyro.infer import autoguide
 from numpyro.infer.autoguide import AutoContinuous, AutoGuide
 
 from dpvim import _validate
+from dpvim.bridge.handler_stack import numpyro_lock
 from dpvim.inference.families import FAMILIES, Family, FamilySpec, Params
 
 _BY_GUIDE = {kind.guide: name for name, kind in FAMILIES.items() if kind.guide is not None}
@@ -50,7 +51,8 @@ def guide_for(
         make = getattr(autoguide, family.guide)
         guide = make(model, init_scale=init_scale, **family.options)
     # A guide learns the model's sites from its first call; it should not see data for that.
-    on_made_up_row(handlers.seed(guide, rng_seed=0))
+    with numpyro_lock:
+        on_made_up_row(handlers.seed(guide, rng_seed=0))
     return guide
 
 

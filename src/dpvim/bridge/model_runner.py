@@ -13,6 +13,7 @@ from jaxtyping import Array
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
+from dpvim.bridge.handler_stack import numpyro_lock
 from dpvim.types import Record, Scalar
 
 Model = Callable[..., Any]
@@ -87,7 +88,7 @@ class ModelRunner:
         }
 
     def _trace(self, model: Model, data: Record, plates: _RowPlates) -> dict[str, Any]:
-        with numpyro.validation_enabled(False), handlers.trace() as sites, plates:
+        with numpyro_lock, numpyro.validation_enabled(False), handlers.trace() as sites, plates:
             self._call(model, data)
         return sites
 

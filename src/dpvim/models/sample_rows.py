@@ -12,6 +12,7 @@ from jaxtyping import Array
 from numpyro import handlers
 
 from dpvim._compile import single_precision
+from dpvim.bridge.handler_stack import numpyro_lock
 from dpvim.models.columns import Rows
 from dpvim.types import ModelError
 
@@ -31,7 +32,12 @@ def draw_rows(
         num_rows: The number of rows. It is a shape: one compilation serves all draws.
     """
     fixed = handlers.seed(handlers.substitute(model, data=dict(params)), key)
-    with numpyro.validation_enabled(False), handlers.block(), handlers.trace() as sites:
+    with (
+        numpyro_lock,
+        numpyro.validation_enabled(False),
+        handlers.block(),
+        handlers.trace() as sites,
+    ):
         drawn = fixed(num_rows=num_rows)
     if unused := sorted(set(params) - set(sites)):
         raise ModelError(

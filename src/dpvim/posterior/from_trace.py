@@ -30,7 +30,7 @@ from dpvim.posterior.averaging import (
     window_variance,
 )
 from dpvim.posterior.convergence import WINDOW_RULES, Windows
-from dpvim.posterior.reparametrised import ReparametrisedPosterior
+from dpvim.posterior.reparametrised import ReparametrisedPosterior, means_of_draws
 
 EstimateName: TypeAlias = Literal["average", "last"]
 NoiseAwareness: TypeAlias = Literal["average", "iterate"] | None
@@ -113,14 +113,15 @@ def posterior_from_trace(
     if noise_aware is not None:
         _validate.one_of("noise_aware", noise_aware, NOISE_AWARE)
     _refuse_diverged(trace)
-    windows = find_windows(trace.loc, window)
+    means = trace.loc if family.is_gaussian else means_of_draws(family, trace.params)
+    windows = find_windows(means, window)
     if estimate == "last":
         params = trace.last
     else:
         params = jax.tree.map(lambda leaf: _window_average(leaf, window), trace.params)
         params = params._replace(loc=window_mean(trace.loc, windows.lengths))
     if family.factor is None:
-        added = _dp_covariance(trace.loc, windows.lengths, noise_aware)
+        added = _dp_covariance(means, windows.lengths, noise_aware)
         return ReparametrisedPosterior(family, params, _root(added), windows)
     # In double precision: it is squared and added to.
     factor = np.asarray(family.factor(jax.tree.map(jnp.asarray, params)), np.float64)

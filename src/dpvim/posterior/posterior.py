@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 from dpvim import _validate
 from dpvim._compile import single_precision
 from dpvim._extras import require
+from dpvim.bridge.handler_stack import numpyro_lock
 from dpvim.bridge.latent_space import LatentSpace
 from dpvim.posterior.from_trace import GaussianPosterior
 from dpvim.posterior.reparametrised import ReparametrisedPosterior
@@ -183,7 +184,8 @@ class Posterior:
 
         key = fresh_key() if seed is None else jax.random.key(seed)
         draws = self.sample(num_samples, seed=seed)
-        predicted = Predictive(model, posterior_samples=draws)(key, *data, **keyword_data)
+        with numpyro_lock:
+            predicted = Predictive(model, posterior_samples=draws)(key, *data, **keyword_data)
         return {name: np.asarray(value) for name, value in predicted.items()}
 
     def to_arviz(self, num_samples: int = 4000, *, seed: int | None = None) -> Any:

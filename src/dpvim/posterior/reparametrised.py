@@ -21,6 +21,22 @@ _DRAWS = 20_000
 _NOISE_DRAWS = 256
 
 
+# Draws for the mean of the latent at a snapshot, and as many with the opposite sign.
+_DRAWS_OF_MEAN = 64
+
+
+@single_precision
+def means_of_draws(family: Family, snapshots: Params) -> Float[np.ndarray, "snapshots d"]:
+    """Means of the latent at every snapshot of the parameters, over the same base draws."""
+    etas = jax.random.normal(jax.random.key(2), (_DRAWS_OF_MEAN, family.base_size))
+    etas = jnp.concatenate([etas, -etas])
+
+    def mean(params: Params) -> Float[Array, " d"]:
+        return jax.vmap(family.reparametrise, (None, 0))(params, etas).mean(axis=0)
+
+    return np.asarray(jax.jit(lambda p: jax.lax.map(mean, p))(jax.tree.map(jnp.asarray, snapshots)))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ReparametrisedPosterior:
     """A family's distribution plus Gaussian noise of its location, used like a Gaussian.
