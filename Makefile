@@ -10,7 +10,7 @@ demo: $(READY)
 
 # Everything that guards privacy and correctness, in minutes.
 test: $(READY)
-	$(BIN)/python -m pytest -n auto -m "not long"
+	DPVIM_TESTS=quick $(BIN)/python -m pytest -n auto -m "not long"
 
 # With the long statistical tests; what a change must pass before it lands.
 test-all: $(READY)

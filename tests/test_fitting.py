@@ -71,6 +71,7 @@ def test_nonprivate_fit_finds_the_known_posterior(family, correlated_regression)
         np.testing.assert_allclose(fit.posterior.scale, np.diag(precision) ** -0.5, rtol=0.03)
 
 
+@pytest.mark.long
 def test_private_fit_approaches_the_posterior_as_epsilon_grows(correlated_regression):
     design, outcome, mean, _ = correlated_regression
     errors = []
@@ -293,6 +294,7 @@ dpvim.fit_many(logistic, X, y, each=[{"seed": 1}, {"seed": 2}], epsilon=1.0, del
 """
 
 
+@pytest.mark.long
 def test_double_precision_elsewhere_changes_nothing(tmp_path):
     """Statisticians set JAX to it. The clip is made for single precision, and stays there."""
     files = []

@@ -96,6 +96,7 @@ def test_bad_questions_are_refused() -> None:
         audit.run(runs=1000, variant="natural", families=["full_rank"])
 
 
+@pytest.mark.long
 def test_the_command_reports_and_exits_with_zero() -> None:
     checks = ["--check", "clip", "--check", "batches"]
     on = ["--path", "poisson", "--family", "full_rank"]

@@ -13,7 +13,13 @@ from dpvim.audit.paths import PATHS
 RUNS = 20_000
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+CASES = [
+    pytest.param(fault, id=fault.name, marks=() if fault.path == "gradients" else pytest.mark.long)
+    for fault in FAULTS
+]
+
+
+@pytest.mark.parametrize("fault", CASES)
 def test_every_fault_is_caught(fault: Fault) -> None:
     """By the check that is meant for it; `make audit` runs all checks on all faults."""
     with fault.plant():
@@ -36,6 +42,7 @@ def test_there_are_enough_faults_and_none_twice() -> None:
     assert all(on_path[path] >= 2 for path in PATHS), on_path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", ["aligned", "vanilla"])
 def test_noise_and_general_path_of_the_library_pass(variant: str) -> None:
     checks = ["noise", "batches", "clip", "game"] + ["fits"] * (variant == "aligned")
@@ -43,6 +50,7 @@ def test_noise_and_general_path_of_the_library_pass(variant: str) -> None:
     assert report.passed, str(report)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", [path for path in PATHS if path != "gradients"])
 def test_paths_of_the_library_pass(path: str) -> None:
     """In the ways that fits are run; `dpvim audit` has others, which take long to compile."""

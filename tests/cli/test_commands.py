@@ -118,6 +118,7 @@ def saved(twin, tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_more_tables_later(call, saved):
     first = call("sample", "twin", "-o", "more", "--datasets", 2, "--rows", 7, "--seed", 1)
     assert first.exit_code == 0, first.output
@@ -227,6 +228,7 @@ def test_json_has_no_numbers_that_are_none(capsys):
     assert found == {"terms": [{"lower": None, "upper": None, "df": 2.0}]}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("model_file")
 def test_a_twin_by_a_model_of_ones_own(call, folder):
     text = (folder / "patients.toml").read_text()
@@ -253,6 +255,7 @@ def test_a_twin_by_a_model_of_ones_own(call, folder):
     ]
 
 
+@pytest.mark.long
 def test_a_regression(call, folder):
     arguments = ["fit", "patients.csv", "--schema", "patients.toml", "--epsilon", 50, "-o", "fit"]
     made = call(

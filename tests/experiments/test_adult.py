@@ -22,6 +22,7 @@ def test_adult_has_the_papers_shape():
     assert data.y.mean() == pytest.approx(0.2489, abs=1e-3)
 
 
+@pytest.mark.long
 @needs_adult
 def test_private_accuracy_is_close_to_the_published_one():
     """2000 steps at epsilon 10: well above the share of the larger class (0.754)."""

@@ -164,6 +164,7 @@ def test_a_schema_makes_a_model_that_takes_its_tables():
 # -- fits --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_private_fit_finds_the_clusters():
     """Two groups that differ in every column; the fit is far better than one group."""
     columns = [

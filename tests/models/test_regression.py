@@ -166,6 +166,7 @@ def test_tiny_covariates_with_a_huge_score_are_within_the_bound(size, weight):
     assert np.linalg.norm(total) * np.sqrt(weight) <= bound * (1 + 1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [logistic, poisson, linear], ids=lambda m: m.kind)
 def test_a_private_fit_finds_the_coefficients(model):
     rng = np.random.default_rng(2)

@@ -191,6 +191,7 @@ def stationary_covariance(noise_multiplier, rate=0.05):
     return np.cov(tail.T)
 
 
+@pytest.mark.long
 def test_iterates_follow_the_ornstein_uhlenbeck_theory():
     """Sigma A + A Sigma = rate x noise covariance (discrete time: minus rate A Sigma A), and the
     covariance grows with the square of the noise."""

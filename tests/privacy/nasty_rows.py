@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,8 @@ from hypothesis.extra import numpy as hnp
 from dpvim.privacy.clipping import clip_factors, clipped_sum
 from dpvim.privacy.plan import PrivacyPlan
 
+# `make test` tries fewer.
+NUM_EXAMPLES = 50 if os.environ.get("DPVIM_TESTS") == "quick" else 200
 nasty = st.one_of(
     st.floats(-10, 10, width=32),
     st.sampled_from([0.0, np.nan, np.inf, -np.inf, 1e30, -1e30, 1e-30, 3e38, 1e19]),

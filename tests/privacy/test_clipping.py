@@ -10,14 +10,23 @@ import numpy as np
 import pytest
 from conftest import DIM
 from hypothesis import given, settings
-from nasty_rows import clip_norms, factors_of_rows, jitted_sum, plan_of, rows, sum_of, total
+from nasty_rows import (
+    NUM_EXAMPLES,
+    clip_norms,
+    factors_of_rows,
+    jitted_sum,
+    plan_of,
+    rows,
+    sum_of,
+    total,
+)
 
 from dpvim.privacy.clipping import clip_factors, clipped_sum
 from dpvim.privacy.lattice import Lattice
 
 
 @given(rows, clip_norms)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=NUM_EXAMPLES)
 def test_shares_of_single_rows_stay_below_the_threshold(gradients, clip_norm):
     plan = plan_of(clip_norm)
     lattice = Lattice.of(plan, dim=DIM, num_released=DIM)

@@ -10,7 +10,16 @@ from conftest import DIM, make_parts, random_params, some_eta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from nasty_rows import clip_norms, factors_of_rows, nasty, plan_of, rows, sum_of, total
+from nasty_rows import (
+    NUM_EXAMPLES,
+    clip_norms,
+    factors_of_rows,
+    nasty,
+    plan_of,
+    rows,
+    sum_of,
+    total,
+)
 
 from dpvim.privacy.lattice import Lattice, add_noise, exact_sum, on_grid
 from dpvim.privacy.plan import NonPrivatePlan
@@ -25,7 +34,7 @@ def counts_of(gradients, variant, params, eta, lattice):
 
 
 @given(rows, hnp.arrays(np.float32, DIM, elements=nasty), clip_norms)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=NUM_EXAMPLES)
 def test_one_row_moves_the_integers_by_at_most_the_sensitivity(
     family_name, variant_name, gradients, other, clip_norm
 ):

@@ -168,6 +168,7 @@ def test_synth_refuses_before_the_table_is_read(call, tmp_path, monkeypatch):
     assert not (tmp_path / "twin").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [["--formulas", "quote"], ["--formulas", "allow"]])
 def test_synth_sample_and_analyze(call, tmp_path, options):
     write_table(FRAME, tmp_path / "a.csv", missing="-unknown", formulas="allow")

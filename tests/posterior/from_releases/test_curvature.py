@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 from numpyro.infer import MCMC, NUTS
 from release_cases import H3, STANDARD_NORMAL, plan_of, quadratic_sums
 
@@ -49,6 +50,7 @@ def numpyro_model(stats):
     numpyro.factor("releases", within - 0.5 * jnp.einsum("jvw,vj,wj->", stats.weight, gap, gap))
 
 
+@pytest.mark.long
 def test_the_sampler_agrees_with_nuts_on_the_whole_model():
     plan = plan_of(noise_multiplier=4.0)
     sums, _, _ = quadratic_sums(h=H3, g_at_zero=H3 @ np.array([0.3, 0.5, -0.4]), plan=plan)

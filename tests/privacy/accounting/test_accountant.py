@@ -71,6 +71,7 @@ def test_a_plan_with_a_cap_is_within_half_a_percent(row, num_examples):
     assert row["tight"] * (1 - 1e-5) <= epsilon <= row["tight"] * 1.005
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(24))
 def test_random_plans_with_caps_over_the_whole_box(seed):
     rng = np.random.default_rng([seed, 2])

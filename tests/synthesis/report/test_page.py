@@ -257,6 +257,7 @@ def test_one_table_and_one_column(made, tmp_path):
     assert "None: one synthetic table cannot be pooled." in text
 
 
+@pytest.mark.long
 def test_a_hundred_columns(made, tmp_path):
     rng = np.random.default_rng(0)
     common = rng.random((300, 1)) < 0.5

@@ -87,6 +87,7 @@ def measured(chromium, folder, pages):
     return json.loads(html.unescape(found[1])), console
 
 
+@pytest.mark.long
 def test_reports_open_and_can_be_read(chromium, tmp_path):
     made = small_twin()
     long_command = "dpvim synth " + "long/" * 60
