@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from jaxtyping import install_import_hook
@@ -13,8 +14,13 @@ CHECKED = [
     *(f"dpvim.privacy.{name}" for name in ("batches", "clipping", "lattice", "noise", "sampling")),
 ]
 
-# Before anything imports dpvim.
-install_import_hook(CHECKED, "annotation_checks.checked")
+# Before anything imports dpvim. `make test` saves time: it compiles without optimisation, which
+# takes a quarter less, and leaves the annotations to `make test-all`.
+if os.environ.get("DPVIM_TESTS") == "quick":
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()
+else:
+    install_import_hook(CHECKED, "annotation_checks.checked")
 
 
 def pytest_configure(config: Any) -> None:

@@ -104,7 +104,7 @@ def make_family(name: str, dim: int = DIM, transform: str = "softplus") -> Famil
 
 def some_eta(family: Family) -> Any:
     """A base draw with entries of no special form."""
-    return jnp.resize(jnp.array([0.4, -1.3, 2.1]), family.base_size)
+    return jnp.resize(jnp.array([0.4, -1.3, 2.1], jnp.float32), family.base_size)
 
 
 def random_params(family: Any, seed: int = 0, scale: float = 0.7) -> Any:
