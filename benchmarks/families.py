@@ -45,7 +45,7 @@ NUM_ROWS, HELD_OUT, NUM_SITES, SITE_SIZE, CORRELATION = 20_000, 5000, 5, 20, 0.8
 DIM = NUM_SITES * SITE_SIZE
 RUN: dict[str, Any] = {"delta": 1e-5, "sampling_prob": 0.05, "num_steps": 4000, "init_scale": 0.05}
 EPSILONS = (1.0, 4.0)
-RATES = (1e-3, 3e-3, 1e-2)
+RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 # The norm of a gradient is about 10; a vanilla one is longer, by the slopes of the parameters.
 CLIPS = {"aligned": (10.0,), "vanilla": (10.0, 40.0)}
 FAMILIES: dict[str, tuple[Any, tuple[str, ...]]] = {
