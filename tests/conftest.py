@@ -26,7 +26,22 @@ from dpvim.privacy.clipping import Likelihood
 from dpvim.privacy.plan import NonPrivatePlan
 
 DIM = 3
-COMBINATIONS = [(family, variant) for family in FAMILIES for variant in served_variants(family)]
+# Of the families between the narrowest and the widest `make test` takes one variant.
+BETWEEN = ("low_rank", "block_diagonal")
+COMBINATIONS = [
+    pytest.param(
+        family,
+        variant,
+        marks=pytest.mark.long if family in BETWEEN and variant != "vanilla" else (),
+    )
+    for family in FAMILIES
+    for variant in served_variants(family)
+]
+SERVED_FAMILIES = [
+    pytest.param(family, marks=pytest.mark.long if family in BETWEEN else ())
+    for family in FAMILIES
+    if served_variants(family)
+]
 
 
 def pytest_configure(config: Any) -> None:
@@ -48,7 +63,7 @@ def pytest_generate_tests(metafunc: Any) -> None:
     if {"family_name", "variant_name"} <= set(metafunc.fixturenames):
         metafunc.parametrize(("family_name", "variant_name"), COMBINATIONS)
     elif "family_name" in metafunc.fixturenames:
-        metafunc.parametrize("family_name", [f for f in FAMILIES if served_variants(f)])
+        metafunc.parametrize("family_name", SERVED_FAMILIES)
 
 
 @pytest.fixture(autouse=True, scope="session")

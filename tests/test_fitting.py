@@ -417,6 +417,7 @@ def many_data():
 SHORT = {"sampling_prob": 0.1, "num_steps": 60, "trace_every": 20, "progress": False}
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::dpvim.NotForReleaseWarning")
 def test_many_fits_are_the_single_ones():
     """Seeds, budgets and initial values, out of order; each as if it had been asked for alone."""

@@ -179,6 +179,7 @@ def test_an_existing_folder_is_refused_before_the_budget_is_spent(call, folder, 
     assert "exists already" in result.stderr
 
 
+@pytest.mark.long
 def test_a_failure_after_the_fit_keeps_what_was_paid_for(call, folder, monkeypatch):
     def no_space(*args: object, **more: object) -> None:
         raise OSError("no space left on device")

@@ -205,6 +205,7 @@ def test_a_private_fit_finds_the_clusters():
     np.testing.assert_allclose(values["b.missing_prob"][order], [0.05, 0.3], atol=0.05)
 
 
+@pytest.mark.long
 def test_many_runs_at_once_are_single_runs():
     model = MODELS["counts"]
     rows = some_rows(model)

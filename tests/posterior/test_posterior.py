@@ -17,10 +17,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from conftest import SERVED_FAMILIES
 
 import dpvim
 from dpvim.bridge.latent_space import LatentSpace, Site
-from dpvim.inference.variants import served_variants
 from dpvim.posterior.from_trace import GaussianPosterior
 from dpvim.posterior.posterior import Posterior
 
@@ -40,7 +40,7 @@ def model(X, y=None):
         numpyro.sample("y", dist.Normal(X @ w + bound + share[0], scale), obs=y)
 
 
-@pytest.fixture(scope="module", params=[f for f in dpvim.FAMILIES if served_variants(f)])
+@pytest.fixture(scope="module", params=SERVED_FAMILIES)
 def fit(request):
     return dpvim.fit(
         model,
@@ -383,6 +383,7 @@ def test_an_unusual_support_is_refused_when_saving():
 # -- pictures --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dim", [5, 700])
 def test_pictures_for_few_and_for_many(dim, tmp_path):
     def wide(x):

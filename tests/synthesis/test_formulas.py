@@ -119,6 +119,7 @@ def test_a_schema_says_what_would_be_run():
     check_schema(both, "allow")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
 def test_tables_of_a_twin(tmp_path, suffix):
     write = functools.partial(twin().write_datasets, count=2, num_rows=40, seed=0, progress=False)

@@ -54,6 +54,7 @@ def test_tables_have_names_order_types_and_domain_of_the_schema(twin, schema):
     check_domain(twin.sample(seed=0), schema, twin.num_rows)
 
 
+@pytest.mark.long
 def test_every_table_has_a_draw_of_its_own(twin, monkeypatch):
     seen = []
 
@@ -213,6 +214,7 @@ def two_columns(schema):
     return Schema(columns=tuple(c for c in schema.columns if c.name in ("sex", "visits")))
 
 
+@pytest.mark.long
 def test_a_model_of_ones_own(patients, two_columns, model_file, tmp_path):
     model = load_model(model_file)
     made = synthesize(

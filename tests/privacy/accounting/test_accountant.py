@@ -116,6 +116,7 @@ def test_epsilon_is_monotone_in_each_argument(setting, relation, factor):
     assert cost(**(facts | {"num_steps": math.ceil(facts["num_steps"] * factor**2)})) > here
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("relation", list(Relation))
 @pytest.mark.parametrize("corner", list(itertools.product(*RANGES.values())), ids=str)
 def test_corners_of_the_box(corner, relation):
