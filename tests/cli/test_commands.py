@@ -48,6 +48,7 @@ def synth(call, *more: object):
     return call("synth", *arguments, "--datasets", 3, "--rows", 150, *QUICK, *more)
 
 
+@pytest.mark.long
 def test_the_whole_story(call, folder):
     assert call("schema", "draft", "patients.csv", "-o", "draft.toml").exit_code == 0
     refused = call(
