@@ -6,7 +6,7 @@ with it is said before the table is read; `fit_twin` then takes it as it is.
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -14,6 +14,7 @@ import pandas as pd
 
 from dpvim import _validate
 from dpvim.fitting import fit as fit_model
+from dpvim.options import Budget, FitOptions
 from dpvim.synthesis.encoding import encode
 from dpvim.synthesis.model import DEFAULT_NUMBERS, build_model
 from dpvim.synthesis.schema import Schema
@@ -151,9 +152,8 @@ class TwinModel:
 
     def set_params(self, **params: Any) -> Self:
         """Change settings; they hold from the next `fit` on."""
-        known = [*inspect.signature(synthesize).parameters][1:-1] + _FIT_OPTIONS
         for name in params:
-            _validate.one_of("option", name, known)
+            _validate.one_of("option", name, [*_OWN_OPTIONS, *_FIT_OPTIONS])
         self._params = {**getattr(self, "_params", {}), **params}
         return self
 
@@ -169,12 +169,13 @@ class TwinModel:
         return self.twin_.sample(num_rows, seed=seed)
 
 
+_OWN_OPTIONS = ["schema", "epsilon", *(synthesize.__kwdefaults__ or {})]
 # Options of `dpvim.fit` that `synthesize` hands on.
 _FIT_OPTIONS = [
-    name
-    for name, parameter in inspect.signature(fit_model).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY
-    and name not in {*inspect.signature(synthesize).parameters, "noise_multiplier"}
+    field.name
+    for kind in (Budget, FitOptions)
+    for field in dataclasses.fields(kind)
+    if field.name not in {*_OWN_OPTIONS, "noise_multiplier"}
 ]
 
 
