@@ -123,6 +123,7 @@ def test_fit_has_what_the_contract_names(family_name, variant_name):
     assert 0.99 <= fit.privacy.epsilon <= 1.0
 
 
+@pytest.mark.long
 def test_posterior_draws_are_constrained_and_follow_the_gaussian():
     def model(x):
         scale = numpyro.sample("scale", dist.Gamma(2.0, 1.0))

@@ -25,6 +25,7 @@ from dpvim.types import ModelError
 NUM_DRAWN = 20_000
 
 
+@pytest.mark.long
 def test_densities_and_their_gradients_are_numpyros():
     found, general, batch = setting("mixed")
     model = MODELS["mixed"]

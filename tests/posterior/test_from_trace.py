@@ -96,6 +96,7 @@ def test_averaging_is_in_the_unconstrained_space():
     np.testing.assert_allclose(found.factor, np.log1p(np.exp(-2.0)), rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dim", [1, 3])
 def test_edges(family_name, dim):
     family = FAMILIES[family_name](dim)

@@ -85,6 +85,7 @@ def test_large_tables_come_in_pieces(twin, schema, monkeypatch, tmp_path):
     assert written["visits"].tolist() == expected["visits"].tolist()
 
 
+@pytest.mark.long
 def test_a_saved_twin_draws_the_same_without_data(twin, tmp_path):
     twin.save(tmp_path / "twin", not_for_release=True)
     again = Twin.load(tmp_path / "twin")
