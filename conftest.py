@@ -14,8 +14,8 @@ CHECKED = [
     *(f"dpvim.privacy.{name}" for name in ("batches", "clipping", "lattice", "noise", "sampling")),
 ]
 
-# Before anything imports dpvim. `make test` saves time: it compiles without optimisation, which
-# takes a quarter less, and leaves the annotations to `make test-all`.
+# Before anything imports dpvim. `make test` saves time: it compiles without optimisation,
+# and leaves the annotations to `make test-all`.
 if os.environ.get("DPVIM_TESTS") == "quick":
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()

@@ -44,7 +44,7 @@ _MAX_VECTORIZED_DIM = 30
 _MIN_PRECISION = 0.3
 _FIRST_STEP_SIZE = 0.3
 # The optimum for trajectories of fixed length in many dimensions (Beskos et al. 2013). NumPyro's
-# dual averaging is cautious in a short warm-up: about 0.8 of the proposals are accepted.
+# dual averaging is cautious in a short warm-up, and more of the proposals are accepted.
 _TARGET_ACCEPT_PROB = 0.65
 # Leapfrog steps of a trajectory. They vary so that no trajectory comes back to where it began every
 # time.
