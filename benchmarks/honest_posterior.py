@@ -418,7 +418,7 @@ def run_adult(epsilon: float, seed: int) -> pd.DataFrame:
             note("trace", fit.posterior_from("trace").latent_dist)
             prior = GaussianPrior(np.zeros(dim), np.ones(dim))
             scale = fit.posterior_from("last", noise_aware=None).scale
-            if fit.releases is not None:
+            if isinstance(fit.releases, ReleaseSums):
                 note("NA-DPVI", na_dpvi(fit.releases, fit.plan, prior, scale))
         else:
             note("releases", fit.posterior_from("releases").latent_dist)

@@ -33,7 +33,7 @@ def test_a_loop_of_updates_is_a_run():
     state = svi.init(jax.random.key(0), X, Y)
     for _ in range(30):
         state, info = svi.update(state, X, Y)
-        assert info.release.shape == info.latent.shape == (3,)
+        assert info.release.shape == info.point.shape == (3,)
     result = svi_of(seed=1).run(jax.random.key(0), 30, X, Y, progress_bar=False)
     for name, value in svi.get_params(state).items():
         np.testing.assert_allclose(value, result.params[name], rtol=1e-5, atol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
@@ -11,10 +12,14 @@ import optax
 from dpvim import _validate
 from dpvim.bridge.guides import family_spec, init_scale_of
 from dpvim.inference.families import Family, FamilySpec, Layout
+from dpvim.inference.families.base import scale_transform_of
 from dpvim.inference.gradient import default_width, width_schedule
 from dpvim.inference.release_sums import LARGEST_FULL_DIM
-from dpvim.inference.variants import Variant, make_variant
+from dpvim.inference.variants import Variant, make_variant, whitened_clip_norm
+from dpvim.inference.windows import default_num_steps, window_widths
 from dpvim.privacy.plan import (
+    DEFAULT_STEPS,
+    SMALLEST_CLIP_NORM,
     NonPrivatePlan,
     Plan,
     PrivacyPlan,
@@ -27,20 +32,24 @@ from dpvim.types import Relation
 
 Options = TypeVar("Options")
 
+_STEERED = "whitened"
+_DEFAULT_VARIANT, _DEFAULT_FAMILY = "aligned", "mean_field"
+_DEFAULT_INIT_SCALE, _DEFAULT_LEARNING_RATE, _DEFAULT_CLIP_NORM = 0.1, 1e-3, 1.0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitOptions:
     """Options of the optimisation; `dpvim.fit` says what each means.
 
     Made, they are checked as far as is possible without data: a misspelt name should not cost
-    minutes.
+    minutes. What is None was not given; `steered` and `by_hand` have every choice made.
     """
 
-    variant: str = "aligned"
-    family: Any = "mean_field"
+    variant: str | None = None
+    family: Any = None
     optimizer: optax.GradientTransformation | None = None
-    learning_rate: float = 1e-3
-    init_scale: float = 0.1
+    learning_rate: float | None = None
+    init_scale: float | None = None
     init_params: Mapping[str, Any] | None = None
     scale_transform: str = "softplus"
     probe_width: float | Literal["auto"] = "auto"
@@ -49,35 +58,95 @@ class FitOptions:
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        spec, scale = family_spec(self.family), init_scale_of(self.family, self.init_scale)
-        object.__setattr__(self, "family", spec)
-        object.__setattr__(self, "init_scale", _validate.positive("init_scale", scale))
-        object.__setattr__(self, "optimizer", self._checked_optimizer())
-        any_size = spec.make(2, self.scale_transform)
-        variant = make_variant(self.variant, any_size)
-        width = _check_probe_width(self.probe_width, variant, any_size)
-        object.__setattr__(self, "probe_width", width)
+        put = object.__setattr__
+        scale = init_scale_of(self.family, self.init_scale)
+        if scale is not None:
+            put(self, "init_scale", _validate.positive("init_scale", scale))
+        if self.family is not None:
+            put(self, "family", family_spec(self.family))
+        self._check_optimizer()
+        if self.learning_rate is not None:
+            _validate.positive("learning_rate", self.learning_rate)
+        scale_transform_of(self.scale_transform)
+        if not self.is_open:
+            self.by_hand().check_probe_width()
+
+    @property
+    def is_open(self) -> bool:
+        """True if nothing was said about how to optimise."""
+        said = (self.variant, self.family, self.optimizer, self.learning_rate, self.init_scale)
+        nothing = all(option is None for option in said)
+        return nothing and (self.scale_transform, self.probe_width) == ("softplus", "auto")
+
+    @property
+    def is_steered(self) -> bool:
+        """True if the run follows its releases instead of an optimiser."""
+        no_optimizer = self.optimizer is None and self.learning_rate is None
+        served = self.family is None or self.family.make(2, self.scale_transform).place is not None
+        return self.variant == _STEERED and no_optimizer and served
+
+    def steered(self) -> FitOptions:
+        """The options of a run that follows its releases."""
+        return dataclasses.replace(self, variant=_STEERED, family=family_spec("full_rank"))
+
+    def by_hand(self) -> FitOptions:
+        """The options with an optimiser, and defaults for what was not given."""
+        chosen = {
+            "variant": self.variant or _DEFAULT_VARIANT,
+            "family": self.family or family_spec(_DEFAULT_FAMILY),
+            "init_scale": self.init_scale or _DEFAULT_INIT_SCALE,
+        }
+        if self.optimizer is None and not self.is_steered:
+            chosen["optimizer"] = optax.adam(self.learning_rate or _DEFAULT_LEARNING_RATE)
+        filled = copy.copy(self)
+        for name, value in chosen.items():
+            object.__setattr__(filled, name, value)
+        return filled
 
     def parts(self, layout: Layout) -> tuple[Family, Variant]:
         """Family and variant for a latent."""
         spec: FamilySpec = self.family
         family = spec.make(layout, self.scale_transform)
-        return family, make_variant(self.variant, family)
+        return family, make_variant(str(self.variant), family)
 
     def width_at(self, plan: Plan, dim: int, *, several_modes: bool) -> Any:
         """The width of the probes by the step's number, or None if it is 1 throughout."""
+        if self.is_steered:
+            return window_widths(self.wide_probes(plan, dim), plan.num_steps)
+        _, variant = self.parts(Layout.of(dim))
         width = self.probe_width
         if width == "auto":
             # Wide probes tell the curvature, which is inferred only if all products are kept.
-            inferred = dim <= LARGEST_FULL_DIM and not several_modes
-            width = default_width(num_examples=plan.num_examples, dim=dim) if inferred else 1.0
+            inferred = dim <= LARGEST_FULL_DIM and not several_modes and variant.releases_gradient
+            gaussian = self.family.make(2, self.scale_transform).is_gaussian
+            width = self.wide_probes(plan, dim) if inferred and gaussian else 1.0
         return None if width == 1 else width_schedule(width, plan.num_steps)
 
-    def _checked_optimizer(self) -> optax.GradientTransformation:
-        if self.optimizer is None:
-            return optax.adam(_validate.positive("learning_rate", self.learning_rate))
-        if isinstance(self.optimizer, optax.GradientTransformation):
-            return self.optimizer
+    def wide_probes(self, plan: Plan, dim: int) -> float:
+        """The width of wide probes for a latent of which `dim` coordinates are informed."""
+        return default_width(num_examples=plan.num_examples, dim=dim)
+
+    def check_probe_width(self) -> None:
+        """A width of at least 1, where a gradient taken elsewhere can be carried back."""
+        family, variant = self.parts(Layout.of(2))
+        if self.probe_width == "auto":
+            return
+        width = _validate.positive("probe_width", self.probe_width, hint="Or 'auto'.")
+        if width < 1:
+            raise ValueError(
+                f"probe_width: expected at least 1, got {width:g}. 1 takes gradients where the "
+                "approximation is."
+            )
+        if width != 1 and not (variant.releases_gradient and family.is_gaussian):
+            raise ValueError(
+                f"probe_width: expected 1 for the variant {variant.name!r} of the family "
+                f"{family.name!r}, whose releases depend on where the gradient is taken. 'aligned' "
+                "can probe wider with Gaussian families."
+            )
+
+    def _check_optimizer(self) -> None:
+        if self.optimizer is None or isinstance(self.optimizer, optax.GradientTransformation):
+            return
         raise TypeError(
             f"optimizer: expected an optax optimiser, got {type(self.optimizer).__name__}. Use for "
             "instance optax.adam(1e-3)."
@@ -92,18 +161,26 @@ class RunLength:
     num_steps: int | None = None
     num_epochs: float | None = None
 
-    def resolve(self, *, num_examples: int, dim: int) -> dict[str, Any]:
-        """Sampling probability and number of steps."""
+    def resolve(
+        self, *, num_examples: int, dim: int, options: FitOptions | None = None
+    ) -> dict[str, Any]:
+        """Sampling probability and number of steps, for a run with these options."""
+        steered = options is not None and options.is_steered
         sampling_prob = self.sampling_prob
         if sampling_prob is None:
-            sampling_prob = default_sampling_prob(num_examples=num_examples, dim=dim)
+            sampling_prob = default_sampling_prob(
+                num_examples=num_examples, dim=dim, products=steered
+            )
         sampling_prob = check_sampling_prob(sampling_prob)
         steps = resolve_num_steps(
-            num_steps=self.num_steps, num_epochs=self.num_epochs, sampling_prob=sampling_prob
+            num_steps=self.num_steps,
+            num_epochs=self.num_epochs,
+            sampling_prob=sampling_prob,
+            default=default_num_steps(dim) if steered else DEFAULT_STEPS,
         )
         return {"sampling_prob": sampling_prob, "num_steps": steps}
 
-    def plan(self, num_rows: int, dim: int) -> Plan:
+    def plan(self, num_rows: int, dim: int, options: FitOptions | None = None) -> Plan:
         """The plan without clip and noise."""
         return NonPrivatePlan(num_examples=num_rows, **self.resolve(num_examples=num_rows, dim=dim))
 
@@ -115,7 +192,7 @@ class Budget(RunLength):
     delta: float
     epsilon: float | None = None
     noise_multiplier: float | None = None
-    clip_norm: float = 1.0
+    clip_norm: float | None = None
     num_examples: int | None = None
     relation: str = Relation.ZERO_OUT
 
@@ -135,15 +212,23 @@ class Budget(RunLength):
                 "is private. Declare a public bound on it."
             )
 
-    def plan(self, num_rows: int, dim: int) -> PrivacyPlan:
-        """The plan, calibrated; an accountant that fails does so here, before the run."""
+    def plan(self, num_rows: int, dim: int, options: FitOptions | None = None) -> PrivacyPlan:
+        """The plan for `dim` informed coordinates, calibrated.
+
+        An accountant that fails does so here, before the run.
+        """
         rows = num_rows if self.num_examples is None else self.num_examples
+        clip_norm = self.clip_norm
+        if clip_norm is None:
+            whitens = options is not None and options.variant == _STEERED
+            whitened = whitened_clip_norm(num_examples=rows, dim=dim)
+            clip_norm = max(whitened, SMALLEST_CLIP_NORM) if whitens else _DEFAULT_CLIP_NORM
         plan = PrivacyPlan(
             num_examples=rows,
-            clip_norm=self.clip_norm,
+            clip_norm=clip_norm,
             relation=Relation(self.relation),
             noise_multiplier=self.noise_multiplier,
-            **self.resolve(num_examples=rows, dim=dim),
+            **self.resolve(num_examples=rows, dim=dim, options=options),
         )
         if self.epsilon is None:
             warn_if_delta_large(self.delta, rows)
@@ -156,25 +241,3 @@ def take(kind: type[Options], given: dict[str, Any]) -> Options:
     """Take the options of a kind out of keyword arguments; the others stay."""
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: given.pop(name) for name in names if name in given})
-
-
-def _check_probe_width(
-    width: float | Literal["auto"], variant: Variant, family: Family
-) -> float | Literal["auto"]:
-    """A width of at least 1, where a gradient taken elsewhere can be carried back."""
-    can_widen = variant.releases_gradient and family.is_gaussian
-    if width == "auto":
-        return "auto" if can_widen else 1.0
-    width = _validate.positive("probe_width", width, hint="Or 'auto'.")
-    if width < 1:
-        raise ValueError(
-            f"probe_width: expected at least 1, got {width:g}. 1 takes gradients where the "
-            "approximation is."
-        )
-    if width != 1 and not can_widen:
-        raise ValueError(
-            f"probe_width: expected 1 for the variant {variant.name!r} of the family "
-            f"{family.name!r}, whose releases depend on where the gradient is taken. 'aligned' "
-            "can probe wider with Gaussian families."
-        )
-    return width

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Float
 from numpyro.infer.autoguide import AutoGuide
 
@@ -20,9 +21,10 @@ from dpvim.bridge.latent_space import LatentSpace
 from dpvim.bridge.model import BridgedModel, bridge
 from dpvim.inference.engine import Info, State, eta_for, make_engine
 from dpvim.inference.families import Family, Params
-from dpvim.inference.loop import Run, run, run_many
+from dpvim.inference.loop import Run, placed, run, run_many
 from dpvim.inference.monitor import RunMonitor, monitoring
 from dpvim.inference.release_sums import ReleaseSums
+from dpvim.inference.steering import SteeredReleases, Steering
 from dpvim.inference.trace import Trace, default_trace_every
 from dpvim.options import FitOptions
 from dpvim.privacy.plan import Plan
@@ -47,15 +49,17 @@ class RunResult(NamedTuple):
         state: Where to continue from.
         trace: Snapshots of the variational parameters.
         interrupted: Whether Ctrl-C ended the run early.
-        releases: Sums of the released gradients and their points; None for variants that release
-            something else.
+        releases: Sums of the released gradients and their points, by window if the run was
+            steered; None for variants that release something else.
+        steering: What steered the run, to go on with.
     """
 
     params: dict[str, Array]
     state: State
     trace: Trace
     interrupted: bool
-    releases: ReleaseSums | None
+    releases: ReleaseSums | SteeredReleases | None
+    steering: Steering | None = None
 
 
 class PreparedFit:
@@ -71,6 +75,7 @@ class PreparedFit:
         options: FitOptions,
         inputs: ModelInput,
         bridged: BridgedModel | None = None,
+        prior: GaussianPrior | None = None,
     ) -> None:
         plan.check_num_rows(inputs.num_rows)
         self.model = model
@@ -78,10 +83,14 @@ class PreparedFit:
         self.options = options
         self.signature = inputs.signature
         self.bridged = bridge(model, inputs) if bridged is None else bridged
-        problem = self.bridged.problem
+        self._prior = prior
         family, variant = options.parts(self.space.layout)
-        width_at = options.width_at(plan, problem.dim, several_modes=self.bridged.several_modes)
-        self.engine = make_engine(problem, family, variant, options.optimizer, plan, width_at)
+        # Clipped sums that models bring know weights, not matrices.
+        problem = self.bridged.by_record if variant.whitens else self.bridged.problem
+        dim = self.num_informed if options.is_steered else problem.dim
+        width_at = options.width_at(plan, dim, several_modes=self.bridged.several_modes)
+        optimizer = optax.set_to_zero() if options.is_steered else options.optimizer
+        self.engine = make_engine(problem, family, variant, optimizer, plan, width_at)
         # The way from Python takes longer than a step by itself.
         self.one_step = jit_quickly(self._one_step)
 
@@ -89,6 +98,11 @@ class PreparedFit:
     def family(self) -> Family:
         """The variational family."""
         return self.engine.family
+
+    @property
+    def num_informed(self) -> int:
+        """Number of coordinates of the latent that the likelihood depends on."""
+        return int(self.bridged.informed.sum())
 
     @property
     def space(self) -> LatentSpace:
@@ -99,24 +113,35 @@ class PreparedFit:
     @single_precision
     def guide(self) -> AutoGuide:
         """NumPyro's guide for the parameters of a `RunResult`."""
-        scale, rows = self.options.init_scale, self.bridged.on_made_up_row
+        scale, rows = self.options.init_scale or 0.1, self.bridged.on_made_up_row
         return guide_for(self.family, self.model, scale, rows)
 
     @property
     def released(self) -> str:
         """A description of what a run releases, for its privacy statement."""
         iterates = "all iterates of the variational parameters"
-        sums = ", sums of the noisy gradients"
-        return iterates + (sums if self.engine.variant.releases_gradient else "")
+        variant = self.engine.variant
+        sums = ", sums of the noisy gradients" if variant.releases_gradient else ""
+        if variant.whitens:
+            sums = ", sums of the noisy gradients, counts of records by the length of theirs"
+        return iterates + sums
 
-    @single_precision
     def gaussian_prior(self) -> GaussianPrior:
         """Independent Gaussians that stand for the model's prior of the unconstrained latent."""
-        from dpvim.posterior.from_releases.regression import GaussianPrior
+        if self._prior is None:
+            self._prior = gaussian_prior(self.bridged)
+        return self._prior
 
-        keys = jax.random.split(jax.random.key(0), _PRIOR_DRAWS)
-        draws = jit_once(jax.vmap(self.bridged.draw_prior))
-        return GaussianPrior.from_draws(np.asarray(draws(keys)))
+    def steering(self, init_params: Mapping[str, Any] | None = None) -> Steering | None:
+        """Steering of a run from its beginning; None if an optimiser moves it."""
+        if not self.options.is_steered:
+            return None
+        prior = self.gaussian_prior()
+        loc = prior.loc
+        if init_params is not None:
+            loc = np.asarray(self._override(jnp.asarray(loc, jnp.float32), init_params), float)
+        width = self.options.wide_probes(self.plan, self.num_informed)
+        return Steering(self.plan, loc, prior.scale, self.bridged.informed, width)
 
     @single_precision
     def init(
@@ -124,9 +149,14 @@ class PreparedFit:
     ) -> State:
         """The state before the first step."""
         loc, key_eta = _random_start(key, self.family.dim)
+        steering = self.steering(init_params)
+        if steering is not None:
+            state = self.engine.init(key_eta, loc, 1.0)
+            return with_origin(state._replace(params=placed(self.engine, steering)), origin)
         if init_params is not None:
             loc = self._override(loc, init_params)
-        return with_origin(self.engine.init(key_eta, loc, self.options.init_scale), origin)
+        scale = self.options.init_scale or 0.1
+        return with_origin(self.engine.init(key_eta, loc, scale), origin)
 
     def trace_every(self, given: int | None, num_steps: int) -> int:
         """Steps between snapshots, by the default rule if not given."""
@@ -145,6 +175,7 @@ class PreparedFit:
         trace_every: int,
         monitor: RunMonitor,
         stacked: bool = False,
+        steerings: list[Steering | None] | None = None,
     ) -> list[RunResult]:
         """Take `num_steps` steps from each state, as one vectorised program if there are several.
 
@@ -157,7 +188,10 @@ class PreparedFit:
         }
         until = int(states[0].step) + num_steps
         if len(states) == 1 and not stacked:  # an axis of one run would only cost time
-            alone = run(self.engine, states[0], records, streams=streams[0], **settings)
+            steering = None if steerings is None else steerings[0]
+            alone = run(
+                self.engine, states[0], records, streams=streams[0], steering=steering, **settings
+            )
             return [self._result(alone, until)]
         together = run_many(
             self.engine,
@@ -165,6 +199,7 @@ class PreparedFit:
             records,
             stacked=stacked,
             streams=streams,
+            steerings=steerings,
             **settings,
         )
         return [self._result(one, until) for one in together]
@@ -179,6 +214,7 @@ class PreparedFit:
         num_steps: int,
         trace_every: int | None,
         progress: bool,
+        steering: Steering | None = None,
     ) -> RunResult:
         """Take steps from one state, counted before they are taken."""
         state = spend(counter, state, num_steps)
@@ -190,6 +226,7 @@ class PreparedFit:
                 num_steps=num_steps,
                 trace_every=self.trace_every(trace_every, num_steps),
                 monitor=monitor,
+                steerings=[steering],
             )
         counter.give_back(int(state.step) + num_steps - int(result.state.step))
         return result
@@ -203,7 +240,7 @@ class PreparedFit:
     def _result(self, done: Run, until: int) -> RunResult:
         params = numpyro_params(self.family, done.state.params)
         stopped = int(done.state.step) < until
-        return RunResult(params, done.state, done.trace, stopped, done.releases)
+        return RunResult(params, done.state, done.trace, stopped, done.releases, done.steering)
 
     def _override(self, loc: Array, init_params: Mapping[str, Any]) -> Array:
         names = [site.name for site in self.space.sites]
@@ -216,6 +253,20 @@ class PreparedFit:
                 )
         given = {name: jnp.asarray(value, jnp.float32) for name, value in init_params.items()}
         return self.space.unconstrain(self.space.constrain(loc) | given)
+
+
+@single_precision
+def gaussian_prior(bridged: BridgedModel) -> GaussianPrior:
+    """Independent Gaussians that stand for a model's prior of the unconstrained latent.
+
+    Raises:
+        NotImplementedError: For a prior that cannot be drawn from.
+    """
+    from dpvim.posterior.from_releases.regression import GaussianPrior
+
+    keys = jax.random.split(jax.random.key(0), _PRIOR_DRAWS)
+    draws = jit_once(jax.vmap(bridged.draw_prior))
+    return GaussianPrior.from_draws(np.asarray(draws(keys)))
 
 
 def numpyro_params(family: Family, params: Params) -> dict[str, Array]:

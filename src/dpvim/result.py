@@ -21,6 +21,7 @@ from dpvim.bridge.latent_space import LatentSpace
 from dpvim.inference.engine import State
 from dpvim.inference.families import Family
 from dpvim.inference.release_sums import LARGEST_FULL_DIM, ReleaseSums
+from dpvim.inference.steering import SteeredReleases, Steering
 from dpvim.inference.trace import Trace
 from dpvim.posterior.from_trace import (
     EstimateName,
@@ -69,7 +70,7 @@ class Fit:
     trace: Trace
     space: LatentSpace
     family: Family
-    releases: ReleaseSums | None = None
+    releases: ReleaseSums | SteeredReleases | None = None
     saved_prior: GaussianPrior | None = None
     several_modes: bool = False
     session: Session | None = None
@@ -186,6 +187,8 @@ class Fit:
             return "the run had no noise"
         if sums is None:
             return "no sums of released gradients were kept; they are for the aligned variant"
+        if isinstance(sums, SteeredReleases):
+            return None if sums.is_complete else "the run was interrupted"
         if self.several_modes:
             return "the model has several modes, and releases tell about one"
         if not sums.is_full:
@@ -209,9 +212,13 @@ class Fit:
                 "for variant='aligned', in fits (and files) made with this version."
             )
         from dpvim.posterior.from_releases import mixture_from_releases
+        from dpvim.posterior.from_releases.steered import mixture_from_windows
 
         every = self.trace.every
-        found = mixture_from_releases(self.releases, self.plan, self.prior, snapshot_steps=every)
+        infer: Any = mixture_from_releases
+        if isinstance(self.releases, SteeredReleases):
+            infer = mixture_from_windows
+        found = infer(self.releases, self.plan, self.prior, snapshot_steps=every)
         why_not = self._why_not_releases
         reason = "identified by them" if why_not is None else f"asked for, although {why_not}"
         return self._as_posterior(found, "releases", reason)
@@ -293,6 +300,7 @@ class Session(NamedTuple):
     counter: StepCounter
     seed: int | None
     state: State
+    steering: Steering | None = None
 
 
 def load(path: str | Path) -> Fit:
@@ -312,7 +320,7 @@ def _continue(
     keyword_data: dict[str, Any],
     progress: bool | None,
 ) -> Fit:
-    prepared, counter, seed, state = session
+    prepared, counter, seed, state, steering = session
     inputs = prepare(data, keyword_data)
     if inputs.signature != prepared.signature:
         raise ValueError(
@@ -327,6 +335,7 @@ def _continue(
         num_steps=fit.plan.num_steps - int(state.step),
         trace_every=fit.trace.every,
         progress=show_progress(progress),
+        steering=steering,
     )
     privacy = counter.statement(
         delta=fit.privacy.delta if isinstance(fit.privacy, PrivacyStatement) else None,
@@ -338,11 +347,16 @@ def _continue(
         fit,
         privacy=privacy,
         trace=fit.trace.concat(result.trace),
-        releases=None
-        if fit.releases is None or result.releases is None
-        else fit.releases.concat(result.releases),
-        session=session._replace(state=result.state),
+        releases=_with_later(fit.releases, result.releases),
+        session=session._replace(state=result.state, steering=result.steering),
     )
+
+
+def _with_later(before: Any, after: Any) -> Any:
+    """The releases of a run and of its continuation; what steers a run has both already."""
+    if isinstance(before, ReleaseSums) and isinstance(after, ReleaseSums):
+        return before.concat(after)
+    return after if isinstance(after, SteeredReleases) else None
 
 
 def _why_not_private(privacy: PrivacyStatement | NoPrivacy) -> str:
@@ -361,6 +375,8 @@ def _warn_of_doubts(posterior: Posterior, *, stacklevel: int) -> None:
 
 
 def _doubts_message(posterior: Posterior) -> str:
+    if posterior.doubts:
+        return "the posterior is doubtful: " + " Also: ".join(posterior.doubts)
     from_releases = posterior.method == "releases"
     return (_lack_of_fit_message if from_releases else _drift_message)(posterior)
 

@@ -28,6 +28,7 @@ from dpvim.bridge.latent_space import LatentSpace, Site
 from dpvim.files import new_file
 from dpvim.inference.families import FAMILIES, Family
 from dpvim.inference.release_sums import ReleaseSums
+from dpvim.inference.steering import SteeredReleases
 from dpvim.inference.trace import Trace
 from dpvim.privacy.plan import NonPrivatePlan, Plan, PrivacyPlan
 from dpvim.privacy.statement import NoPrivacy, PrivacyStatement
@@ -43,7 +44,7 @@ VERSION = 1
 _ALWAYS_READ = 64 * 2**20
 _MOST_EXPANSION = 50
 
-_RELEASES, _PRIOR = "releases", "prior"
+_RELEASES, _WINDOWS, _PRIOR = "releases", "windows", "prior"
 # Supports without parameters, by the name of their class.
 _PLAIN_SUPPORTS = {
     type(c).__name__: c
@@ -73,7 +74,7 @@ class SavedFit(NamedTuple):
     trace: Trace
     space: LatentSpace
     family: Family
-    releases: ReleaseSums | None = None
+    releases: ReleaseSums | SteeredReleases | None = None
     prior: GaussianPrior | None = None
     several_modes: bool = False
 
@@ -92,7 +93,8 @@ def write(path: str | Path, saved: SavedFit) -> None:
         "privacy": _privacy_to_json(saved.privacy),
     }
     arrays = {"steps": saved.trace.steps, **saved.trace.params._asdict()}
-    for group, part in ((_RELEASES, saved.releases), (_PRIOR, saved.prior)):
+    kind = _WINDOWS if isinstance(saved.releases, SteeredReleases) else _RELEASES
+    for group, part in ((kind, saved.releases), (_PRIOR, saved.prior)):
         if part is not None:
             arrays |= {f"{group}.{name}": array for name, array in part._asdict().items()}
     with new_file(path) as partial, zipfile.ZipFile(partial, "w") as archive:
@@ -128,6 +130,8 @@ def read(path: str | Path) -> SavedFit:
             family = _family(meta, space)
             arrays = _arrays(archive, ("steps", *_shapes_of(family)._fields))
             releases = _optional(archive, _RELEASES, ReleaseSums)
+            if releases is None:
+                releases = _optional(archive, _WINDOWS, SteeredReleases)
             prior = _optional(archive, _PRIOR, GaussianPrior)
         return _assemble(meta, space, family, arrays, releases, prior)
     except FileError:
@@ -205,7 +209,7 @@ def _assemble(
     space: LatentSpace,
     family: Family,
     arrays: dict[str, np.ndarray],
-    releases: ReleaseSums | None,
+    releases: ReleaseSums | SteeredReleases | None,
     prior: GaussianPrior | None,
 ) -> SavedFit:
     steps = arrays.pop("steps")
@@ -227,7 +231,7 @@ def _assemble(
     if isinstance(privacy, PrivacyStatement) and privacy.steps_done < steps[-1]:
         raise ValueError(f"{steps[-1]} steps were taken, {privacy.steps_done} are accounted for")
     if releases is not None:
-        _check_like("releases", releases, ReleaseSums.zeros(space.dim))
+        _check_like(_RELEASES, releases, _zeros_like(releases, space.dim))
         if releases.steps.sum() > steps[-1]:
             raise ValueError(f"{steps[-1]} steps were taken, {releases.steps.sum():g} are summed")
     if prior is not None:
@@ -237,6 +241,13 @@ def _assemble(
     return SavedFit(
         plan, privacy, Trace(steps, params), space, family, releases, prior, several_modes
     )
+
+
+def _zeros_like(releases: ReleaseSums | SteeredReleases, dim: int) -> Any:
+    """Arrays of the shapes that releases of a latent must have."""
+    if isinstance(releases, ReleaseSums):
+        return ReleaseSums.zeros(dim)
+    return SteeredReleases.zeros(dim, int(np.count_nonzero(releases.informed > 0)))
 
 
 def _check_like(name: str, found: Any, wanted: Any) -> None:

@@ -89,7 +89,7 @@ class DPSVI:
             raise TypeError("optimizer: expected an optax optimiser, got NoneType.")
         self.model = model
         self._plan = plan
-        self._options = FitOptions(
+        options = FitOptions(
             variant=variant,
             family=family,
             optimizer=optimizer,
@@ -98,6 +98,7 @@ class DPSVI:
             probe_width=probe_width,
             seed=seed,
         )
+        self._options = options.by_hand()
         self._counter = StepCounter(plan, origin_of(plan, seed))
         self._prepared: PreparedFit | None = None
         self._lock = threading.Lock()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from jaxtyping import Array, Bool, Float
 
@@ -14,8 +14,20 @@ Latent: TypeAlias = Float[Array, " d"]
 Record: TypeAlias = Any
 """A pytree of arrays: one row of the data (or, with a leading axis, a batch of rows)."""
 Mask: TypeAlias = Bool[Array, " batch"]
-Weights: TypeAlias = Float[Array, " d"] | None
-"""Public w >= 0 with |E g|^2 = sum_i w_i g_i^2; None stands for ones."""
+
+
+class Whitening(NamedTuple):
+    """A public matrix L: rows g become L' g, are clipped, and counted by their norms.
+
+    L is [d, d], or its diagonal [d].
+    """
+
+    factor: Float[Array, "d d"] | Float[Array, " d"]
+
+
+Weights: TypeAlias = Float[Array, " d"] | Whitening | None
+"""The metric of the clip, public. Weights w >= 0 with |E g|^2 = sum_i w_i g_i^2; a matrix; None
+stands for ones."""
 
 LogLikelihood: TypeAlias = Callable[[Latent, Record], Scalar]
 LogPrior: TypeAlias = Callable[[Latent], Scalar]

@@ -11,7 +11,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from planting import Fault, patch
+from planting import Fault, everywhere, patch
 
 from dpvim.bridge import gather_gradients
 from dpvim.bridge import model as bridge
@@ -305,7 +305,58 @@ def _weights_of_the_diagonal() -> Any:
     return mock.patch.dict(variants.VARIANTS, {"vanilla": make})
 
 
+# -- rows that are whitened and counted ------------------------------------------------------------
+
+
+def _metric_of_the_batch() -> Any:
+    """The metric is brought to the scale of the rows that happen to be there."""
+
+    def make(old: Any) -> Any:
+        def faulty(rows: Any, factor: Any) -> Any:
+            return old(rows, factor) / jnp.sqrt(1e-6 + jnp.mean(jnp.clip(rows, -9, 9) ** 2))
+
+        return faulty
+
+    return patch(clipping, "_whiten", make)
+
+
+def _record_in_two_bins() -> Any:
+    def make(old: Any) -> Any:
+        def faulty(norms: Any, bound: float) -> Any:
+            return old(norms, bound) | old(norms / 2, bound)
+
+        return faulty
+
+    return patch(clipping, "_in_bins", make)
+
+
+def _count_beside_the_norm() -> Any:
+    """The gradient has all of the norm, and the count comes on top."""
+    return mock.patch.object(clipping, "_GRADIENT_PART", 1.0)
+
+
+def _bound_of_the_batch() -> Any:
+    """Rows are clipped to the mean norm of those that happen to be there."""
+
+    def make(old: Any) -> Any:
+        def faulty(norms: Any, is_padding: Any, bound: float) -> Any:
+            usable = jnp.isfinite(norms) & ~is_padding
+            mean = jnp.sum(jnp.where(usable, norms, 0.0)) / jnp.maximum(1, usable.sum())
+            ratio = jnp.where(usable, mean / jnp.where(usable, norms, 1.0), 0.0)
+            return jnp.clip(ratio, 0.0, 1.0)
+
+        return faulty
+
+    return everywhere("clip_factors", make)
+
+
+WHITENED: dict[str, Any] = {"family": "full_rank", "variant": "whitened"}
+
 PATH_FAULTS = [
+    Fault("metric taken from the batch", _metric_of_the_batch, "clip", **WHITENED),
+    Fault("record in two bins", _record_in_two_bins, "clip", **WHITENED),
+    Fault("count beside the norm", _count_beside_the_norm, "clip", **WHITENED),
+    Fault("bound taken from the batch", _bound_of_the_batch, "clip", **WHITENED),
     Fault("Jacobian after the clip", _jacobian_after_the_clip, "clip", "autodiff"),
     Fault(
         "clip before the weights", _clip_before_the_weights, "clip", "autodiff", variant="vanilla"

@@ -82,7 +82,7 @@ def test_sums_of_a_run_are_those_of_its_steps():
     point, gradient = np.zeros(3), np.zeros(3)
     for _ in range(64):
         state, info = by_hand.update(state, X, Y)
-        point += np.asarray(info.latent)
+        point += np.asarray(info.point)
         gradient += np.asarray(info.release, float) / plan.sampling_prob
     np.testing.assert_allclose(fit.releases.point.sum(axis=0), point, rtol=1e-5)
     np.testing.assert_allclose(fit.releases.gradient.sum(axis=0), gradient, rtol=1e-4)

@@ -13,7 +13,14 @@ from conftest import DIM, make_parts, random_params, some_eta, standard_normal_l
 
 from dpvim.inference.families import FAMILIES, SCALE_TRANSFORMS, pull_back
 from dpvim.inference.gradient import make_private_gradient
-from dpvim.inference.variants import UnservedVariantError, make_variant, served_variants
+from dpvim.inference.variants import (
+    UnservedVariantError,
+    make_variant,
+    served_variants,
+    whitened_clip_norm,
+)
+from dpvim.privacy.norm_counts import COUNT_SHARE, NUM_NORM_BINS
+from dpvim.types import Whitening
 
 GRADIENT = jnp.array([1.5, -0.2, 0.7])
 
@@ -61,6 +68,11 @@ def test_weighted_norm_is_the_norm_of_the_explicit_gradient(
     gradients = jax.random.normal(jax.random.key(0), (20, DIM)) * 3
     explicit = jax.vmap(lambda g: variant.encode(params, some_eta(family), g))(gradients)
     weights = variant.weights(params, some_eta(family))
+    if isinstance(weights, Whitening):
+        factor = jnp.diag(weights.factor) if weights.factor.ndim == 1 else weights.factor
+        moved = jnp.linalg.norm(gradients @ factor, axis=1) * math.sqrt(1 - COUNT_SHARE)
+        np.testing.assert_allclose(jnp.linalg.norm(explicit, axis=1), moved, rtol=1e-5)
+        return
     if weights is None:
         weights = jnp.ones(DIM)
     weighted = jnp.sqrt(jnp.square(gradients) @ weights)
@@ -198,3 +210,33 @@ def test_aligned_serves_a_family_with_nothing_but_a_reparametrisation():
     for name in ("vanilla", "preconditioned", "natural", "aligned_natural"):
         with pytest.raises(UnservedVariantError, match="'odd'"):
             make_variant(name, family)
+
+
+def test_whitened_releases_the_gradient_of_the_standardised_latent(family_name):
+    """L' g by autodiff through the reparametrisation, and room for the counts."""
+    family = FAMILIES[family_name](DIM)
+    if not family.is_gaussian:
+        with pytest.raises(UnservedVariantError):
+            make_variant("whitened", family)
+        return
+    variant, params = make_variant("whitened", family), random_params(family)
+    assert variant.num_released == DIM + NUM_NORM_BINS
+    encoded = variant.encode(params, some_eta(family), GRADIENT) / math.sqrt(1 - COUNT_SHARE)
+    if family.base_size == DIM and family.name != "low_rank":
+        expected = jax.grad(lambda eta: family.reparametrise(params, eta) @ GRADIENT)(
+            some_eta(family)
+        )
+        np.testing.assert_allclose(encoded[:DIM], expected, rtol=1e-5)
+    np.testing.assert_array_equal(encoded[DIM:], 0)
+
+
+def test_whitened_clip_norm_is_three_root_mean_squares_of_a_linear_regression():
+    """The information identity: with L L' = H^-1 the mean square of the norms is d / N."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(4000, 5)) @ rng.normal(size=(5, 5))
+    residuals = rng.normal(size=4000)
+    factor = np.linalg.cholesky(np.linalg.inv(X.T @ X))
+    norms = np.linalg.norm(X * residuals[:, None] @ factor, axis=1)
+    clip_norm = whitened_clip_norm(num_examples=4000, dim=5)
+    assert 3 * np.sqrt(np.mean(norms**2)) == pytest.approx(clip_norm, rel=0.05)
+    assert np.mean(norms > clip_norm) < 0.02

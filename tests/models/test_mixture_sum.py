@@ -36,7 +36,7 @@ def test_the_structured_sum_is_the_general_one(name):
     latent, is_padding = latent_of(found.space), jnp.arange(NUM_ROWS) % 7 == 3
     sums = compiled(found.problem.likelihood), compiled(general)
     for bound in (BOUND, float("inf")) if name == "counts" else (BOUND,):
-        for variant_name in VARIANTS:
+        for variant_name in VARIANTS.keys() - {"whitened"}:
             weights = weights_of(variant_name, found.space.dim)
             scale = 1.0 if weights is None else np.sqrt(weights)
             ours, wanted = (

@@ -82,7 +82,7 @@ def test_the_structured_sum_is_the_general_one(name, bound):
     theirs = jax.jit(general.clipped_sum, static_argnums=4)
     # Rows are rounded to 2^-18 of the bound, in either sum.
     quantum = 0 if np.isinf(bound) else 2 * bound / 2**18 * np.sqrt(NUM_ROWS)
-    for variant_name in VARIANTS:
+    for variant_name in VARIANTS.keys() - {"whitened"}:
         weights = weights_of(variant_name, found.space.dim)
         scale = 1.0 if weights is None else np.sqrt(weights)
         one, other = (

@@ -21,8 +21,10 @@ from nasty_rows import (
     total,
 )
 
-from dpvim.privacy.clipping import clip_factors, clipped_sum
+from dpvim.privacy.clipping import clip_factors, clipped_sum, scales_of
 from dpvim.privacy.lattice import Lattice
+from dpvim.privacy.norm_counts import COUNT_SHARE, NORM_BIN_ENDS, NUM_NORM_BINS
+from dpvim.types import Whitening
 
 
 @given(rows, clip_norms)
@@ -115,3 +117,35 @@ def test_vectorised_runs_release_the_same_numbers():
     together = jax.vmap(lambda g, p: sums(g, is_padding=p))(gradients, padding)
     for one, batch in zip(together, gradients, strict=True):
         np.testing.assert_array_equal(one, sums(batch, is_padding=padding[0]))
+
+
+def whitened(gradients, bound=1.0, factor=None):
+    factor = jnp.eye(gradients.shape[1]) if factor is None else factor
+    return np.asarray(total(gradients, Whitening(factor), bound))
+
+
+def test_whitened_rows_are_multiplied_clipped_and_counted():
+    factor = jnp.array([[2.0, 0.0], [1.0, 0.5]])  # L, so that a row g becomes L' g
+    gradients = np.array([[0.1, 0.2], [3.0, -1.0], [np.nan, 0.0], [0.0, 0.0]], np.float32)
+    rows = gradients[[0, 1]] @ np.asarray(factor)
+    shares = rows * np.minimum(1, 1 / np.linalg.norm(rows, axis=1))[:, None]
+    found = whitened(gradients, factor=factor)
+    np.testing.assert_allclose(found[:2], np.sqrt(1 - COUNT_SHARE) * shares.sum(axis=0), atol=2e-5)
+    counts = found[2:] / np.sqrt(COUNT_SHARE)
+    # Norms 0.41, 5.02, none, 0: from a quarter to a half, from four to eight, below an eighth.
+    assert np.linalg.norm(rows, axis=1) == pytest.approx([0.412, 5.025], abs=1e-3)
+    np.testing.assert_allclose(counts, [1, 0, 1, 0, 0, 0, 1, 0, 0])
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-20, 0.124, 0.126, 0.99, 1.01, 7.9, 8.1, 15.9, 17.0, 1e30])
+def test_a_record_is_in_one_bin_and_its_share_has_at_most_the_bound(norm):
+    share = whitened(np.array([[0.6, -0.8]], np.float32) * np.float32(norm), bound=0.7)
+    counts = share[2:] / (0.7 * np.sqrt(COUNT_SHARE))
+    place = np.searchsorted(NORM_BIN_ENDS, norm / 0.7, side="right") - 1
+    np.testing.assert_allclose(counts, np.eye(NUM_NORM_BINS)[place], rtol=1e-6)
+    assert np.linalg.norm(share) <= 0.7 * (1 + 1e-6)
+
+
+def test_whitening_needs_a_sum_that_knows_it():
+    with pytest.raises(TypeError, match="cannot whiten"):
+        scales_of(Whitening(jnp.eye(2)))

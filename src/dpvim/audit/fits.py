@@ -14,7 +14,9 @@ from dpvim.audit.findings import Finding, two_sided_normal
 from dpvim.audit.game import hockey_stick, log_likelihood_ratio, strongest_attack
 from dpvim.audit.paths import CodePath, FitCase, ReferenceGradients, clipped
 from dpvim.inference.families import FAMILIES
-from dpvim.privacy.plan import PrivacyPlan
+from dpvim.inference.variants import make_variant
+from dpvim.privacy.norm_counts import COUNT_SHARE
+from dpvim.privacy.plan import SMALLEST_CLIP_NORM, PrivacyPlan
 from dpvim.svi import DPSVI
 from dpvim.types import NotForReleaseWarning, Relation
 
@@ -22,12 +24,16 @@ CHECK = "whole fits"
 _STEPS = 12
 # Increments are far above the rounding of the means, and the means hardly move.
 _LEARNING_RATE = 0.02
+# The metric of a whitened release moves with the scales: less than they are large, with this.
+_LEARNING_RATE_WHITENED = 1e-4
 _DELTAS = (1e-2, 0.03, 0.1, 0.3)
 # What the canary must move the score by, in its standard deviations and in standard errors. A
 # vanilla full-rank release has a number for each pair of coordinates, which share the clip norm
 # with the means; the attack looks at the means alone.
 _MIN_GAP, _MIN_GAP_AMONG_PAIRS = 0.5, 0.25
 _MIN_ERRORS = 3.0
+# Bystanders would else add noise of their own.
+_INIT_SCALE = 1e-3
 
 
 def fit_checks(
@@ -38,17 +44,21 @@ def fit_checks(
     The record is really absent in the other world, under the relation that allows for it.
     """
     case = path.fit
+    whitens = make_variant(variant, FAMILIES[family](2)).whitens
+    # A whitened gradient is that of the latent in units of the approximation's scale.
+    unit = _INIT_SCALE if whitens else 1.0
     plan = PrivacyPlan(
         num_examples=len(case.others[0]) + 1,
         sampling_prob=0.3,
         num_steps=_STEPS,
-        clip_norm=path.clip_norm,
+        clip_norm=max(unit * path.clip_norm, SMALLEST_CLIP_NORM),
         relation=Relation.ADD_OR_REMOVE,
         noise_multiplier=1.0,
     )
-    canary = _CanaryDirection(case, plan)
+    kept = np.sqrt(1 - COUNT_SHARE) if whitens else 1.0  # the rest of a share is a count
+    canary = _CanaryDirection(case, plan, unit, kept)
     with_it, without = (
-        canary.project(_increments(case, records, plan, family, variant, fits, seed))
+        canary.project(kept * unit * _increments(case, records, plan, family, variant, fits, seed))
         for records, seed in zip(
             (concat([case.others, case.canary]), case.others), seeds, strict=True
         )
@@ -78,18 +88,18 @@ def fit_checks(
 
 
 class _CanaryDirection:
-    """The direction of the canary's share in the increments of the means."""
+    """The direction of the canary's share in the increments of the means, in a unit."""
 
-    def __init__(self, case: FitCase, plan: PrivacyPlan) -> None:
+    def __init__(self, case: FitCase, plan: PrivacyPlan, unit: float, kept: float) -> None:
         problem = case.bridged.problem
         records = concat([case.others, case.canary])
         gradients = ReferenceGradients(problem).at(case.loc[None], records)
-        *others, canary = clipped(gradients[0], plan.clip_norm)
+        *others, canary = kept * clipped(unit * gradients[0], plan.clip_norm)
         self.shift = float(np.linalg.norm(canary))
         self._unit = canary / self.shift
         # What the others and the prior add in the mean.
         prior = np.asarray(jax.jit(jax.grad(problem.log_prior))(jnp.asarray(case.loc)))
-        self._rest = plan.sampling_prob * float(self._unit @ (sum(others) + prior))
+        self._rest = plan.sampling_prob * float(self._unit @ (sum(others) + kept * unit * prior))
 
     def project(self, increments: np.ndarray) -> np.ndarray:
         """Increments [fits, steps, d] along the canary's share, less what the rest adds."""
@@ -115,15 +125,17 @@ def _increments(
     seed: int | None,
 ) -> np.ndarray:
     """Steps of the means, as sums over a batch: [fits, steps, d]."""
+    whitens = make_variant(variant, FAMILIES[family](2)).whitens
+    learning_rate = _LEARNING_RATE_WHITENED if whitens else _LEARNING_RATE
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotForReleaseWarning)  # nothing is kept
         svi = DPSVI(
             case.model,
             family,
-            optax.sgd(_LEARNING_RATE),
+            optax.sgd(learning_rate),
             plan,
             variant=variant,
-            init_scale=1e-3,  # bystanders would else add noise of their own
+            init_scale=_INIT_SCALE,
             seed=seed,
         )
     args = jax.tree.unflatten(case.structure, records)
@@ -137,4 +149,4 @@ def _increments(
         progress_bar=False,
     )
     loc = np.stack([run.trace.params.loc for run in runs])
-    return np.diff(loc, axis=1) / _LEARNING_RATE * plan.expected_batch_size
+    return np.diff(loc, axis=1) / learning_rate * plan.expected_batch_size

@@ -24,8 +24,10 @@ _TAIL = 4.0
 def noise_checks(target: Target, streams: list[SecretStreams], *, runs: int) -> list[Finding]:
     """Checks of the noise of two fits."""
     plan, program = target.plan, VectorizedRuns(target)
-    zeros = np.full(2, target.path.row_number("zero"))
-    nothing = program.prepare_steps(target.path.rows, [zeros] * plan.num_steps)
+    # Rows that add nothing; where rows are counted a zero adds its count.
+    nobody = "nan" if target.engine.variant.whitens else "zero"
+    rows = np.full(2, target.path.row_number(nobody))
+    nothing = program.prepare_steps(target.path.rows, [rows] * plan.num_steps)
     first, second = (
         program.run_sampled(
             nothing, 2, runs=runs, streams=each, summarize=lambda view: view.release

@@ -26,6 +26,7 @@ from dpvim.bridge.data import prepare
 from dpvim.bridge.model import BridgedModel, bridge
 from dpvim.inference.gradient import Problem
 from dpvim.privacy.clipping import Likelihood
+from dpvim.privacy.norm_counts import COUNT_SHARE, NUM_NORM_BINS
 from dpvim.types import Latent
 
 _DIM = 4
@@ -68,6 +69,7 @@ class CodePath(NamedTuple):
     Attributes:
         name: What it is called in `PATHS`.
         problem: What is fitted.
+        by_record: The same with a gradient for each record, which a variant that whitens takes.
         loc: Where the means start.
         scale: Standard deviation that games start from; small where the gradients depend on it.
         clip_norm: What rows are clipped to.
@@ -80,6 +82,7 @@ class CodePath(NamedTuple):
 
     name: str
     problem: Problem
+    by_record: Problem
     loc: np.ndarray
     scale: float
     clip_norm: float
@@ -120,6 +123,7 @@ def _from_case(name: str, make: Callable[[], Case]) -> CodePath:
     return CodePath(
         name=name,
         problem=bridged.problem,
+        by_record=bridged.by_record,
         loc=loc,
         scale=0.05,
         clip_norm=case.clip_norm,
@@ -146,6 +150,7 @@ def _gradients() -> CodePath:
     return CodePath(
         name="gradients",
         problem=problem,
+        by_record=problem,
         loc=np.zeros(_DIM, np.float32),
         scale=1.0,
         clip_norm=_CLIP_NORM,
@@ -263,3 +268,18 @@ def clipped(rows: np.ndarray, bound: float) -> np.ndarray:
     with np.errstate(invalid="ignore"):  # what is not finite ends as NaN
         norms = np.linalg.norm(rows, axis=-1, keepdims=True)
         return rows * np.minimum(1.0, bound / np.maximum(norms, 1e-300))
+
+
+def clipped_and_counted(rows: np.ndarray, bound: float) -> np.ndarray:
+    """Rows shortened to their part of the bound, each with its count: octaves from an eighth of
+    the bound to sixteen times of it, and what is below."""
+    lengths = np.linalg.norm(rows, axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        octave = np.floor(np.log2(lengths / bound))
+    number = np.nan_to_num(np.clip(octave + 4, 0, NUM_NORM_BINS - 1)).astype(int)
+    counts = np.eye(NUM_NORM_BINS)[number] * np.isfinite(lengths)[..., None]
+    parts = (
+        np.sqrt(1 - COUNT_SHARE) * clipped(rows, bound),
+        np.sqrt(COUNT_SHARE) * bound * counts,
+    )
+    return np.concatenate(parts, axis=-1)

@@ -23,7 +23,7 @@ from dpvim.audit.paths import PATHS, CodePath, ReferenceGradients
 from dpvim.audit.target import Target, VectorizedRuns, make_target
 from dpvim.inference.families import FAMILIES
 from dpvim.inference.variants import VARIANTS, make_variant, served_variants
-from dpvim.privacy.plan import PrivacyPlan
+from dpvim.privacy.plan import SMALLEST_CLIP_NORM, PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.types import Relation
 
@@ -210,11 +210,14 @@ class _Audit:
     ) -> Target:
         """Four steps at sampling probability 0.2 and noise 1: strong attacks have a chance."""
         code_path, reference = self._path(path)
+        # A whitened gradient is that of the latent in units of the approximation's scale.
+        whitens = make_variant(self._variant, FAMILIES[family](2)).whitens
+        unit = scale if whitens else 1.0
         plan = PrivacyPlan(
             num_examples=num_examples,
             sampling_prob=0.2,
             num_steps=4,
-            clip_norm=code_path.clip_norm,
+            clip_norm=max(unit * code_path.clip_norm, SMALLEST_CLIP_NORM),
             relation=relation,
             noise_multiplier=noise_multiplier,
         )

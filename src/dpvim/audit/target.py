@@ -16,10 +16,11 @@ import optax
 from jaxtyping import Array
 
 from dpvim.audit.canaries import Records, take
-from dpvim.audit.paths import CodePath, ReferenceGradients, clipped
+from dpvim.audit.paths import CodePath, ReferenceGradients, clipped, clipped_and_counted
 from dpvim.inference.engine import Engine, State, eta_for, make_engine
 from dpvim.inference.families import FAMILIES
 from dpvim.inference.variants import make_variant
+from dpvim.privacy.norm_counts import COUNT_SHARE
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams
 
@@ -67,7 +68,10 @@ class Target(NamedTuple):
         with jax.enable_x64(True):
             by_step = jax.vmap(jax.vmap(lambda eta, g: encode(params, eta, g), (None, 0)))
             encoded = np.asarray(by_step(etas, gradients))
-        return clipped(encoded, self.plan.clip_norm)
+        if not self.engine.variant.whitens:
+            return clipped(encoded, self.plan.clip_norm)
+        rows = encoded[..., : family.dim] / np.sqrt(1 - COUNT_SHARE)
+        return clipped_and_counted(rows, self.plan.clip_norm)
 
 
 def make_target(
@@ -81,9 +85,9 @@ def make_target(
 ) -> Target:
     """The library's engine for a plan, on a path."""
     guide = FAMILIES[family](path.problem.dim)
-    engine = make_engine(
-        path.problem, guide, make_variant(variant, guide), optax.sgd(_LEARNING_RATE), plan
-    )
+    estimator = make_variant(variant, guide)
+    problem = path.by_record if estimator.whitens else path.problem
+    engine = make_engine(problem, guide, estimator, optax.sgd(_LEARNING_RATE), plan)
     state = engine.init(jax.random.key(0), jnp.asarray(path.loc), scale)
     # Somewhere: a family starts with scales that are all alike, and without correlations.
     packed = guide.pack(state.params)

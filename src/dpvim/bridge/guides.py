@@ -36,9 +36,9 @@ def family_spec(family: Any) -> FamilySpec:
     raise ValueError(f"family: expected one of {known}, got {kind.__name__}. Use one of these.")
 
 
-def init_scale_of(family: Any, otherwise: float) -> float:
+def init_scale_of(family: Any, otherwise: float | None) -> float | None:
     """The initial scale that a guide was made with; else the given one."""
-    return float(getattr(family, "_init_scale", otherwise))
+    return getattr(family, "_init_scale", otherwise)
 
 
 def guide_for(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from dpvim._compile import jit_quickly, single_precision
 from dpvim.bridge.data import ModelInput
@@ -40,6 +40,8 @@ class BridgedModel(NamedTuple):
     Attributes:
         space: Its latent sites.
         problem: Its likelihood and prior as plain functions.
+        by_record: The same with one gradient a record, also where the model brings a clipped sum.
+        informed: True for coordinates of the latent that the likelihood depends on.
         on_made_up_row: Calls a model or guide with arguments like the data's, but made up.
         draw_prior: ``key -> latent``, a draw from the prior.
         several_modes: True if the model declares that its posterior has several modes, by an
@@ -48,6 +50,8 @@ class BridgedModel(NamedTuple):
 
     space: LatentSpace
     problem: Problem
+    by_record: Problem
+    informed: Bool[np.ndarray, " d"]
     on_made_up_row: Callable[[Model], Any]
     draw_prior: Callable[[Array], Latent]
     several_modes: bool
@@ -81,6 +85,7 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
         Likelihood.from_gradients(log_prob, gradients),
         _log_prior(runner, space, observed, one_row),
     )
+    by_record = problem
     own_sum = None
     if isinstance(model, StructuredModel):
         own_sum, own_prior = model.clipped_sum_for(space), model.log_prior_for(space)
@@ -92,8 +97,35 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
         jax.eval_shape(gradients, np.zeros(space.dim, np.float32), one_row)
     several_modes = bool(getattr(model, "several_modes", False))
     return BridgedModel(
-        space, problem, lambda model: call(model, one_row), draw_prior, several_modes
+        space,
+        problem,
+        by_record,
+        _informed(log_prob_of_sites, space, one_row),
+        lambda model: call(model, one_row),
+        draw_prior,
+        several_modes,
     )
+
+
+def _informed(
+    log_prob_of_sites: LogProbOfSites, space: LatentSpace, one_row: Record
+) -> Bool[np.ndarray, " d"]:
+    """Coordinates of sites that the program of the log-likelihood makes any use of.
+
+    Others, such as the mean of a population of groups, have a gradient of zero whatever the data.
+    """
+    record = jax.tree.map(lambda leaf: leaf[0], one_row)
+    names = [site.name for site in space.sites]
+    values = space.constrain(np.zeros(space.dim, np.float32))
+    program = jax.make_jaxpr(
+        lambda *parts: log_prob_of_sites(dict(zip(names, parts, strict=True)), record)
+    )(*(values[name] for name in names)).jaxpr
+    needed = {id(variable) for variable in program.outvars}
+    for equation in reversed(program.eqns):
+        if any(id(variable) in needed for variable in equation.outvars):
+            needed |= {id(variable) for variable in equation.invars}
+    used = [id(variable) in needed for variable in program.invars]
+    return np.repeat(used, [site.raw_size for site in space.sites])
 
 
 def _check_observations_are_arguments(observed: ObservedSites, declared: Declarations) -> None:

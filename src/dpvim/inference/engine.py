@@ -41,9 +41,12 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """The release of a step and the point where it was taken: differentially private numbers."""
+    """The release of a step and the point where it was taken: differentially private numbers.
 
-    latent: Float[Array, " d"]
+    The point is the latent, or of a variant that whitens the standardised latent: width times eta.
+    """
+
+    point: Float[Array, " d"]
     release: Float[Array, " r"]
 
 
@@ -109,7 +112,8 @@ def make_engine(
         descent = jax.tree.map(jnp.negative, ascent)
         updates, opt_state = optimizer.update(descent, state.opt_state, params)
         params = optax.apply_updates(params, updates)
-        info = Info(gradient.probe(state.params, eta, width), release)
+        point = width * eta if variant.whitens else gradient.probe(state.params, eta, width)
+        info = Info(point, release)
         return State(params, opt_state, state.key, state.step + 1, state.origin), info
 
     run_chunk = functools.partial(_run_chunk, step, family, variant)
@@ -143,7 +147,7 @@ def _run_chunk(
     bounds: Int[Array, " segments_and_one"],
 ) -> tuple[State, Params, Info | None]:
     """Steps 0 .. bounds[-1] of the chunk; the parameters at the end of every segment; and what
-    every step released, if that is a gradient of the latent.
+    every step released, if that is a gradient of the latent, or a whitened one.
 
     How many steps there are is a value, not a shape, so that one compilation serves all chunks.
     """
@@ -161,8 +165,10 @@ def _run_chunk(
         carried = jax.lax.fori_loop(ends[0], ends[1], one_step, carried)
         return carried, carried[0].params
 
-    empty = jnp.zeros((noise.shape[0], family.dim))
-    kept = Info(empty, empty) if variant.releases_gradient else None
+    kept = None
+    if variant.releases_gradient or variant.whitens:
+        size = family.base_size if variant.whitens else family.dim
+        kept = Info(*(jnp.zeros((noise.shape[0], n)) for n in (size, variant.num_released)))
     (state, kept), seen = jax.lax.scan(one_segment, (state, kept), (bounds[:-1], bounds[1:]))
     return state, seen, kept
 

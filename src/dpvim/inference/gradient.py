@@ -35,7 +35,7 @@ from dpvim.privacy.batches import microbatch_size, microbatched
 from dpvim.privacy.clipping import Likelihood
 from dpvim.privacy.lattice import Lattice, add_noise
 from dpvim.privacy.plan import Plan
-from dpvim.types import Latent, LogPrior, Record, Scalar
+from dpvim.types import Latent, LogPrior, Record, Scalar, Whitening
 
 _SMALLEST_WEIGHT = 1e-30
 
@@ -114,10 +114,12 @@ def make_private_gradient(
         width: Scalar | float = 1.0,
     ) -> Float[Array, " r"]:
         weights = variant.weights(params, eta)
-        if weights is not None:
+        if weights is not None and not isinstance(weights, Whitening):
             # One whose squares may have underflown says nothing; its coordinate is left out.
             weights = jnp.where(weights < _SMALLEST_WEIGHT, 0.0, weights)
         total = batch_sum(probe(params, eta, width), weights, records, rows, lattice.row_bound)
+        if isinstance(weights, Whitening):  # rows were encoded before they were clipped
+            return add_noise(total, noise, lattice.grid)
         with jax.enable_x64(True):  # the sum is in double precision and stays there
             encoded = variant.encode(params, eta, total)
             # Coordinates that were left out may have infinite slopes: nothing times infinity.

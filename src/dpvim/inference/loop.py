@@ -6,21 +6,23 @@ thread while the previous chunk runs; a chunk is one compiled loop.
 
 from __future__ import annotations
 
+import copy
 import functools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from dpvim._compile import single_precision
 from dpvim.inference.engine import Engine, Info, State
 from dpvim.inference.families import Params
 from dpvim.inference.monitor import UNMONITORED, RunMonitor
 from dpvim.inference.release_sums import Collector, ReleaseSums
+from dpvim.inference.steering import SteeredReleases, Steering
 from dpvim.inference.trace import Trace
 from dpvim.privacy.batches import microbatch_size, num_rows_of
 from dpvim.privacy.randomness import SecretStreams
@@ -40,12 +42,14 @@ _MOST_RUNS_TOGETHER = 16
 class Run(NamedTuple):
     """The end of a run: before its last step if it was interrupted.
 
-    `releases` are kept where a release is a gradient of the latent: `dpvim.inference.release_sums`.
+    `releases` are kept where a release is a gradient of the latent: `dpvim.inference.release_sums`,
+    and by what steered the run, if anything did.
     """
 
     state: State
     trace: Trace
-    releases: ReleaseSums | None
+    releases: ReleaseSums | SteeredReleases | None
+    steering: Steering | None = None
 
 
 @single_precision
@@ -58,8 +62,11 @@ def run(
     streams: SecretStreams,
     trace_every: int,
     monitor: RunMonitor = UNMONITORED,
+    steering: Steering | None = None,
 ) -> Run:
     """Take `num_steps` steps from `state`, or fewer if `monitor` says so; see `monitoring`.
+
+    With `steering` parameters are its own, and change at the end of its windows.
 
     Guarantees:
         Takes no step that the plan does not pay for. The result does not depend on how the steps
@@ -69,7 +76,11 @@ def run(
     source = engine.source(num_rows_of(data), streams)
     data = engine.prepare(data)
     capacity = _chunk_capacity(engine, source.batch_size, trace_every, num_steps)
-    collector = _collector(engine)
+    observer = _observer(engine, steering)
+
+    def observe(state: State, first: int, length: int, released: Info | None) -> State:
+        return state._replace(params=observer.add(state.params, first, length, released))
+
     state, steps, snapshots = _loop(
         functools.partial(engine.run_chunk, data=data),
         source.draw,
@@ -78,10 +89,10 @@ def run(
         capacity=capacity,
         trace_every=trace_every,
         monitor=monitor,
-        collect=None if collector is None else collector.add,
+        observe=observe,
+        steps_left=observer.steps_left,
     )
-    sums = None if collector is None else collector.total()
-    return Run(state, Trace.stack(steps, snapshots), sums)
+    return Run(state, Trace.stack(steps, snapshots), *observer.total())
 
 
 @single_precision
@@ -95,6 +106,7 @@ def run_many(
     streams: Sequence[SecretStreams],
     trace_every: int,
     monitor: RunMonitor = UNMONITORED,
+    steerings: Sequence[Steering | None] | None = None,
 ) -> list[Run]:
     """Independent runs as one vectorised program.
 
@@ -107,6 +119,7 @@ def run_many(
         streams: The randomness of each run.
         trace_every: Steps between snapshots.
         monitor: Whom to tell about progress, and who may end the runs.
+        steerings: What steers each run, if anything does.
     """
     first = int(states.step[0])
     _check_budget(engine, first, num_steps)
@@ -120,13 +133,18 @@ def run_many(
 
     capacity = _chunk_capacity(engine, sources[0].batch_size, trace_every, num_steps)
     run_chunks = engine.run_chunks_apart if stacked else engine.run_chunks
-    collectors = [_collector(engine) for _ in sources]
+    steerings = [None] * len(sources) if steerings is None else steerings
+    observers = [_observer(engine, steering) for steering in steerings]
 
-    def collect(first: int, length: int, points: Array, releases: Array) -> None:
-        each = zip(collectors, np.asarray(points), np.asarray(releases), strict=True)
-        for one, point, release in each:
-            if one is not None:
-                one.add(first, length, point, release)
+    def observe(states: State, first: int, length: int, released: Info | None) -> State:
+        released = jax.tree.map(np.asarray, released)
+        params = [
+            observer.add(_at(states.params, i), first, length, _at(released, i))
+            for i, observer in enumerate(observers)
+        ]
+        if steerings[0] is None:
+            return states
+        return states._replace(params=jax.tree.map(lambda *leaves: np.stack(leaves), *params))
 
     states, steps, snapshots = _loop(
         lambda state, rows, noise, bounds: run_chunks(state, data, rows, noise, bounds),
@@ -137,24 +155,77 @@ def run_many(
         trace_every=trace_every,
         monitor=RunMonitor(lambda steps: monitor.advance(steps * len(sources)), monitor.stopped),
         axis=1,
-        collect=collect,
+        observe=observe,
+        steps_left=observers[0].steps_left,
     )
-    sums = [None if one is None else one.total() for one in collectors]
     return [
         Run(
-            jax.tree.map(lambda leaf, i=i: leaf[i], states),
-            Trace.stack(steps, [jax.tree.map(lambda leaf, i=i: leaf[i], s) for s in snapshots]),
-            sums[i],
+            _at(states, i),
+            Trace.stack(steps, [_at(snapshot, i) for snapshot in snapshots]),
+            *observers[i].total(),
         )
         for i in range(len(sources))
     ]
 
 
-def _collector(engine: Engine) -> Collector | None:
-    """A collector for sums of the releases; None unless these are gradients of the latent."""
-    if not engine.variant.releases_gradient:
-        return None
-    return Collector(engine.family.dim, engine.plan)
+def _at(tree: Any, i: int) -> Any:
+    """The part of one run in a tree of many."""
+    return jax.tree.map(lambda leaf: leaf[i], tree)
+
+
+class _Observer(NamedTuple):
+    """Somebody who sees what a run released, chunk after chunk.
+
+    Attributes:
+        add: ``(params, first step, length, released) ->`` the parameters to go on with.
+        steps_left: ``step ->`` the most steps that the next chunk may have.
+        total: What is kept of the releases, and what steered the run.
+    """
+
+    add: Callable[[Params, int, int, Info | None], Params]
+    steps_left: Callable[[int], int]
+    total: Callable[[], tuple[ReleaseSums | SteeredReleases | None, Steering | None]]
+
+
+def _observer(engine: Engine, steering: Steering | None) -> _Observer:
+    """Steering, or sums of the releases where they are gradients of the latent."""
+    if steering is not None:
+        steering = copy.deepcopy(steering)  # a run that is resumed twice starts from the same
+        return _Observer(
+            functools.partial(_steer, engine, steering),
+            steering.steps_left,
+            lambda: (steering.releases(), steering),
+        )
+    collector = None
+    if engine.variant.releases_gradient:
+        collector = Collector(engine.family.dim, engine.plan)
+
+    def add(params: Params, first: int, length: int, released: Info | None) -> Params:
+        if collector is not None and released is not None:
+            collector.add(first, length, *released)
+        return params
+
+    total = None if collector is None else collector.total
+    return _Observer(add, lambda step: engine.plan.num_steps, lambda: (total and total(), None))
+
+
+def _steer(
+    engine: Engine,
+    steering: Steering,
+    params: Params,
+    first: int,
+    length: int,
+    released: Info | None,
+) -> Params:
+    assert released is not None  # kept by every engine that can be steered
+    return placed(engine, steering) if steering.add(first, length, *released) else params
+
+
+def placed(engine: Engine, steering: Steering) -> Params:
+    """The family's parameters where the next steps probe."""
+    assert engine.family.place is not None
+    centre, factor = (jnp.asarray(part, jnp.float32) for part in steering.place())
+    return engine.family.place(centre, factor)
 
 
 def _loop(
@@ -166,13 +237,15 @@ def _loop(
     capacity: int,
     trace_every: int,
     monitor: RunMonitor,
+    observe: Callable[[State, int, int, Info | None], State],
+    steps_left: Callable[[int], int],
     axis: int = 0,
-    collect: Callable[[int, int, Array, Array], None] | None = None,
 ) -> tuple[State, list[int], list[Params]]:
     """Chunk after chunk until the span is done or the monitor says stop.
 
     Returns the last state, the numbers of the steps with a snapshot, and the snapshots in pieces,
-    which have their snapshots along `axis`. Points and releases of every chunk go to `collect`.
+    which have their snapshots along `axis`. `observe` sees the releases of every chunk and returns
+    the state to go on with; no chunk has more than `steps_left` steps.
     """
     first, num_steps = span
 
@@ -182,12 +255,13 @@ def _loop(
     steps, snapshots = [first], [one_snapshot(state.params)]
     done, pace = 0, _Pace(capacity)
     with ThreadPoolExecutor(1, "dpvim-source") as background:
-        length = min(pace.next_length(), num_steps)
+        length = min(pace.next_length(), num_steps, steps_left(first))
         drawing = background.submit(draw, length, capacity)
         while done < num_steps and not monitor.stopped():
             (rows, noise), this_length = drawing.result(), length
             length = min(pace.next_length(), num_steps - done - this_length)
             if length > 0:
+                length = min(length, steps_left(first + done + this_length))
                 drawing = background.submit(draw, length, capacity)
             start = first + done
             ends, is_snapshot = _segments(start, this_length, trace_every, first + num_steps)
@@ -204,8 +278,7 @@ def _loop(
             snapshots.append(
                 jax.tree.map(lambda leaf, at=kept: np.take(np.asarray(leaf), at, axis), seen)
             )
-            if collect is not None and released is not None:
-                collect(start, this_length, *released)
+            state = observe(state, start, this_length, released)
             monitor.advance(this_length)
     if steps[-1] != first + done:  # interrupted between two snapshots
         steps.append(first + done)
@@ -243,7 +316,7 @@ def _segments(start: int, length: int, trace_every: int, last: int) -> tuple[lis
 def _chunk_capacity(engine: Engine, batch_size: int, trace_every: int, num_steps: int) -> int:
     """Most steps in a chunk, so that row numbers, noise, draws and snapshots stay small."""
     family = engine.family
-    numbers = batch_size + engine.variant.num_released + 2 * family.dim + family.base_size
+    numbers = batch_size + 2 * engine.variant.num_released + family.dim + family.base_size
     per_step = 4 * (numbers + family.num_params / trace_every)
     return int(max(1, min(_CHUNK_BYTES / per_step, _LONGEST_CHUNK, num_steps)))
 

@@ -1,4 +1,5 @@
-r"""The paper's gradient estimators, each a pair of small functions around clip, sum and noise.
+r"""Gradient estimators, each a pair of small functions around clip, sum and noise: the paper's
+five, and `whitened`.
 
 ``encode`` maps the per-example gradient g (with respect to the latent) to what is clipped and
 noised; ``decode`` maps the noised mean back to a direction for the variational parameters. Both
@@ -14,13 +15,20 @@ preconditioned     D J'          D^-1 r + free                   dim xi
 natural            F^-1 J'       r + F^-1 free                   dim xi
 aligned            identity      J' r + free                     d
 aligned_natural    F_m^-1        F^-1 (J' F_m r + free)          d
+whitened           L'            J' L'^-1 r + free               d and counts
 =================  ============  ==============================  ==============
 
-``weights`` gives w with :math:`|E g|^2 = \sum_i w_i g_i^2`, which is all the clip needs.
+``weights`` gives w with :math:`|E g|^2 = \sum_i w_i g_i^2`, which is all the clip needs. `whitened`
+clips in the metric of the approximation, :math:`\theta = m + L \eta`: what is noised is the
+gradient with respect to eta. By the information identity the mean of :math:`|H^{-1/2} g|^2` over
+records is d / N at the optimum, so where L L' is close to the posterior's covariance a clip norm
+of a few sqrt(d / N) suits every model (`whitened_clip_norm`). A record is also counted by its
+norm, in the same release (`dpvim.privacy.clipping`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -31,7 +39,11 @@ from jaxtyping import Array, Float
 from dpvim import _validate
 from dpvim._extras import MissingExtraError
 from dpvim.inference.families import FAMILIES, Family, Params, pull_back
-from dpvim.types import Latent, Weights
+from dpvim.privacy.norm_counts import COUNT_SHARE, NUM_NORM_BINS
+from dpvim.types import Latent, Weights, Whitening
+
+# Largest norm of a record's whitened gradient, in units of its root mean square at the optimum.
+_WHITENED_CLIP = 3.0
 
 
 class Variant(NamedTuple):
@@ -40,11 +52,13 @@ class Variant(NamedTuple):
     Attributes:
         name: What it is called in `VARIANTS`.
         num_released: Length of a release.
-        weights: ``(params, eta) -> w``, or None for ones.
-        encode: ``(params, eta, g) -> E g``, linear in g.
+        weights: ``(params, eta) -> w``, or None for ones; or a `Whitening`, and then rows are
+            encoded before they are clipped and summed.
+        encode: ``(params, eta, g) -> E g``, linear in g; without counts, which are zeros.
         decode: ``(params, eta, release, free) -> direction``, affine in the release.
         releases_gradient: Whether a release is a noisy gradient with respect to the latent, as it
             is, and the point where it was taken enters in no other way.
+        whitens: Whether a release is a noisy gradient with respect to eta, and counts.
     """
 
     name: str
@@ -53,6 +67,7 @@ class Variant(NamedTuple):
     encode: Callable[[Params, Array, Latent], Float[Array, " r"]]
     decode: Callable[[Params, Array, Float[Array, " r"], Params], Params]
     releases_gradient: bool = False
+    whitens: bool = False
 
 
 class UnservedVariantError(ValueError):
@@ -129,12 +144,54 @@ def aligned_natural(family: Family) -> Variant:
     )
 
 
+def whitened(family: Family) -> Variant:
+    """The gradient with respect to the standardised latent is clipped, counted and noised.
+
+    It asks for a Gaussian family.
+    """
+    if family.factor is None:
+        raise UnservedVariantError
+    factor, kept = family.factor, math.sqrt(1 - COUNT_SHARE)
+
+    def encode(params: Params, eta: Array, g: Latent) -> Float[Array, " r"]:
+        scale = factor(params)
+        moved = scale * g if scale.ndim == 1 else scale.T @ g
+        return jnp.concatenate([kept * moved, jnp.zeros(NUM_NORM_BINS)])
+
+    def decode(params: Params, eta: Array, r: Float[Array, " r"], free: Params) -> Params:
+        scale, sums = factor(params), r[: family.dim] / kept
+        if scale.ndim == 1:
+            g = sums / scale
+        else:
+            g = jax.scipy.linalg.solve_triangular(scale, sums, trans="T", lower=True)
+        return _add(pull_back(family, params, eta, g), free)
+
+    return Variant(
+        name="whitened",
+        num_released=family.dim + NUM_NORM_BINS,
+        weights=lambda params, eta: Whitening(factor(params)),
+        encode=encode,
+        decode=decode,
+        whitens=True,
+    )
+
+
+def whitened_clip_norm(*, num_examples: int, dim: int) -> float:
+    """The clip norm of the whitened variant: three times the root mean square of the norms.
+
+    >>> round(whitened_clip_norm(num_examples=5000, dim=10), 3)
+    0.134
+    """
+    return _WHITENED_CLIP * math.sqrt(dim / num_examples)
+
+
 VARIANTS: dict[str, Callable[[Family], Variant]] = {
     "vanilla": vanilla,
     "aligned": aligned,
     "natural": natural,
     "preconditioned": preconditioned,
     "aligned_natural": aligned_natural,
+    "whitened": whitened,
 }
 
 

@@ -83,6 +83,17 @@ class Posterior:
         labels = self.space.raw_labels()
         return [label for label, passed in zip(labels, converged, strict=True) if not passed]
 
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Reasons to doubt all of it, and what to do, a sentence each; of a steered run."""
+        return getattr(self.latent_dist, "doubts", ())
+
+    @property
+    def clipped(self) -> float | None:
+        """Share of the records whose gradients were longer than the clip norm in the last part of
+        the run, as it was released; None if they were not counted."""
+        return getattr(self.latent_dist, "clipped", None)
+
     # -- the sites -----------------------------------------------------------------------------
 
     @single_precision
@@ -166,6 +177,8 @@ class Posterior:
             tables.append(table)
         summary = pd.concat(tables)
         summary.attrs |= {"method": self.method, "reason": self.reason}
+        if self.clipped is not None:
+            summary.attrs |= {"clipped": self.clipped, "doubts": list(self.doubts)}
         return summary
 
     def predict(
@@ -202,6 +215,8 @@ class Posterior:
         names = ", ".join(site.name for site in self.space.sites)
         left = len(self.not_converged)
         doubt = f", {left} of {self.loc.size} coordinates not converged" if left else ""
+        if self.clipped is not None:
+            doubt += f", {self.clipped:.1%} of the records clipped"
         source = f"from the {self.method} ({self.reason})"
         return f"<Posterior of {names} {source}: d={self.loc.size}{doubt}>"
 

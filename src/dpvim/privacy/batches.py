@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from dpvim.privacy.clipping import ClippedSum
+from dpvim.privacy.norm_counts import NUM_NORM_BINS
 from dpvim.privacy.plan import Plan
 from dpvim.privacy.sampling import EMPTY
-from dpvim.types import Latent, Mask, Record, Weights
+from dpvim.types import Latent, Mask, Record, Weights, Whitening
 
 # A microbatch has at most so many rows, which is what `lattice.exact_sum` adds up at once, and so
 # many numbers, 4 MB: faster than larger ones, which leave the caches (twice at d 50, five at
@@ -30,7 +31,7 @@ _USUAL_EXCESS = 2.5
 # Sums over rows are fastest over a multiple of this many.
 _ROWS_MULTIPLE = 16
 
-BatchSum = Callable[[Latent, Weights, Record, Int[Array, " batch"], float], Float[Array, " d"]]
+BatchSum = Callable[[Latent, Weights, Record, Int[Array, " batch"], float], Float[Array, " r"]]
 """``(latent, weights, records, rows, bound)``: a `ClippedSum` over the rows of a batch."""
 
 
@@ -81,7 +82,7 @@ def microbatched(clipped_sum: ClippedSum, size: int) -> BatchSum:
         records: Record,
         rows: Int[Array, " batch"],
         bound: float,
-    ) -> Float[Array, " d"]:
+    ) -> Float[Array, " r"]:
         takes_all = rows.shape[0] == 0
         num_rows = num_rows_of(records) if takes_all else rows.shape[0]
         if num_rows <= size:
@@ -99,13 +100,14 @@ def microbatched(clipped_sum: ClippedSum, size: int) -> BatchSum:
                 records, jax.lax.dynamic_slice_in_dim(padded, i * size, size)
             )
 
-        def add(i: Int[Array, ""], so_far: Float[Array, " d"]) -> Float[Array, " d"]:
+        def add(i: Int[Array, ""], so_far: Float[Array, " r"]) -> Float[Array, " r"]:
             share = clipped_sum(latent, weights, *take(i), bound)
             with jax.enable_x64(True):
                 return so_far + share.astype(jnp.float64)
 
+        counts = NUM_NORM_BINS if isinstance(weights, Whitening) else 0
         with jax.enable_x64(True):
-            nothing = jnp.zeros(latent.shape, jnp.float64)
+            nothing = jnp.zeros(latent.size + counts, jnp.float64)
         return jax.lax.fori_loop(0, count, add, nothing)
 
     return total

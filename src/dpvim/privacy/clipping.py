@@ -8,6 +8,15 @@ sum:
 .. math:: R = \mathrm{grid} \cdot \Big( \mathrm{round}\big(E w^{-1/2} \sum_x
           \mathrm{round}(h_x \min(1, C'/|h_x|)) / \mathrm{grid}\big) + \mathrm{round}(z) \Big).
 
+With a matrix instead of weights (`Whitening`) rows become L' g before they are clipped, and a
+record's share of the release has a second part: one of `NUM_NORM_BINS` counts, that of the norms
+like its own,
+
+.. math:: \big[\sqrt{1 - s^2}\; \mathrm{clip}(L' g_x),\; s\, C\, e_{\mathrm{bin}(|L' g_x|)}\big],
+          \qquad s^2 = \mathrm{COUNT\_SHARE}.
+
+Its norm is at most C, so sums and counts together are one release with one sensitivity.
+
 `clip_factors` is the clip rule, the only one. What is rounded, and how the sum meets the noise, is
 the business of `dpvim.privacy.lattice`.
 
@@ -33,14 +42,17 @@ from jaxtyping import Array, Bool, Float
 
 from dpvim._compile import single_precision
 from dpvim.privacy.lattice import exact_sum
+from dpvim.privacy.norm_counts import COUNT_SHARE, NORM_BIN_ENDS, NUM_NORM_BINS
 from dpvim.privacy.records import over_records
-from dpvim.types import Latent, LogLikelihood, Mask, Record, Weights
+from dpvim.types import Latent, LogLikelihood, Mask, Record, Weights, Whitening
 
 Tree = TypeVar("Tree")
 
 # Components are clamped before squaring; 1e25 squared is infinite in single precision. Squares
 # that underflow (components below 1e-19) hide far less than any clip norm's margin.
 _LARGEST_COMPONENT = 1e15
+# The two parts of a share with a count: squares that add up to one.
+_GRADIENT_PART, _COUNT_PART = math.sqrt(1 - COUNT_SHARE), math.sqrt(COUNT_SHARE)
 
 
 @single_precision
@@ -79,7 +91,7 @@ def clipped_sum(
     weights: Weights,
     is_padding: Mask,
     bound: float,
-) -> Float[Array, " d"]:
+) -> Float[Array, " r"]:
     r""":math:`\sum_x \min(1, \mathrm{bound} / |\sqrt w g_x|)\, g_x` over rows that are no padding.
 
     Args:
@@ -88,12 +100,17 @@ def clipped_sum(
         is_padding: Rows that do not count.
         bound: Largest norm of a row's share; infinite without privacy.
 
+    Returns:
+        The sum; of a `Whitening` that of the rows L' g, and counts: see the module's docstring.
+
     Guarantees:
         Whatever one row holds (zeros, 1e30, inf, NaN), its share is bounded, and others' shares
         do not depend on it. A row with a non-finite gradient contributes zero: raising would tell
         something about one record. All padding gives zero. With an infinite bound nothing is
         clipped or rounded.
     """
+    if isinstance(weights, Whitening):
+        return _sum_and_counts(gradients, weights, is_padding, bound)
     scale = scales_of(weights)
 
     if math.isinf(bound):
@@ -112,13 +129,60 @@ def clipped_sum(
     return unscaled(total, scale)
 
 
+def _sum_and_counts(
+    gradients: Callable[[], Float[Array, "batch d"]],
+    whitening: Whitening,
+    is_padding: Mask,
+    bound: float,
+) -> Float[Array, " r"]:
+    """The clipped sum of the whitened rows, and counts of their norms, as one vector."""
+
+    def whitened_rows() -> Float[Array, "batch d"]:
+        rows = gradients().astype(jnp.float32)
+        finite = jnp.isfinite(rows).all(axis=1, keepdims=True)
+        rows = _whiten(jnp.where(finite, clamp(rows), 0.0), whitening.factor)
+        return jnp.where(finite & jnp.isfinite(rows), clamp(rows), jnp.nan)
+
+    rows: Array = materialize(whitened_rows, is_padding)
+    norms = jnp.sqrt(jnp.sum(rows * rows, axis=1))
+    factors = clip_factors(norms, is_padding, bound) * _GRADIENT_PART
+    usable = factors > 0
+    rows = jnp.where(usable[:, None], rows, 0.0)
+    if math.isinf(bound):
+        total = jnp.sum(rows, axis=0) * _GRADIENT_PART
+        return jnp.concatenate([total, jnp.zeros(NUM_NORM_BINS)])
+    total = exact_sum(factors, rows, bound)
+    in_bin = _in_bins(jnp.where(usable, norms, 0.0), bound) & usable[:, None]
+    counts = jnp.sum(in_bin, axis=0, dtype=jnp.int32)
+    with jax.enable_x64(True):
+        return jnp.concatenate([total, counts.astype(jnp.float64) * (_COUNT_PART * bound)])
+
+
+def _whiten(
+    rows: Float[Array, "batch d"], factor: Float[Array, "d d"] | Float[Array, " d"]
+) -> Float[Array, "batch d"]:
+    """L' g for each row g, by itself."""
+    if factor.ndim == 1:
+        return rows * factor
+    return jnp.matmul(rows, factor, precision=jax.lax.Precision.HIGHEST)
+
+
+def _in_bins(norms: Float[Array, " batch"], bound: float) -> Bool[Array, "batch bins"]:
+    """The one bin that each norm is in."""
+    ends = jnp.asarray(NORM_BIN_ENDS[1:], jnp.float32) * bound
+    bins = jnp.sum(norms[:, None] >= ends, axis=1)
+    return bins[:, None] == jnp.arange(NUM_NORM_BINS)
+
+
 @single_precision
-def scales_of(weights: Weights) -> Weights:
+def scales_of(weights: Weights) -> Float[Array, " d"] | None:
     """Square roots of the weights; zero, which takes a coordinate out, for those not finite."""
+    if isinstance(weights, Whitening):
+        raise TypeError("expected weights: this clipped sum cannot whiten rows.")
     return None if weights is None else jnp.sqrt(jnp.where(jnp.isfinite(weights), weights, 0.0))
 
 
-def unscaled(total: Float[Array, " d"], scale: Weights) -> Float[Array, " d"]:
+def unscaled(total: Float[Array, " d"], scale: Float[Array, " d"] | None) -> Float[Array, " d"]:
     """A sum of weighted rows as one of gradients; zero where the scale is."""
     if scale is None:
         return total
@@ -172,7 +236,7 @@ class ClippedSum(Protocol):
         batch: Record,
         is_padding: Mask,
         bound: float,
-    ) -> Float[Array, " d"]: ...
+    ) -> Float[Array, " r"]: ...
 
 
 class Likelihood(NamedTuple):
@@ -204,7 +268,7 @@ class Likelihood(NamedTuple):
             batch: Record,
             is_padding: Mask,
             bound: float,
-        ) -> Float[Array, " d"]:
+        ) -> Float[Array, " r"]:
             return clipped_sum(lambda: gradients(latent, batch), weights, is_padding, bound)
 
         return cls(log_prob, clipped_gradient_sum)

@@ -33,6 +33,8 @@ _SMALLEST_SAMPLING_PROB = 1e-9
 # Fine enough that rounding costs next to nothing, coarse enough that 64 standard deviations of
 # noise fit 32 bits.
 _GRID_BITS = 24
+# The range of clip norms in which the single-precision clip is safe against under- and overflow.
+SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-4, 1e6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -203,8 +205,7 @@ def check_sampling_prob(value: object) -> float:
 def _check_clip_norm(value: object) -> float:
     hint = "A threshold taken from the data is not private: choose one, e.g. 1.0."
     clip_norm = _validate.positive("clip_norm", value, hint=hint)
-    # The range in which the single-precision clip is safe against under- and overflow.
-    if not 1e-4 <= clip_norm <= 1e6:
+    if not SMALLEST_CLIP_NORM <= clip_norm <= LARGEST_CLIP_NORM:
         raise ValueError(
             f"clip_norm: expected a number between 1e-4 and 1e6, got {value!r}. Rescale the "
             "parameters of the model so that gradients are of order one."
@@ -246,26 +247,37 @@ def warn_if_delta_large(delta: float, num_examples: int) -> None:
 # largest batch whose gradient table stays in the processor's caches, and as many steps as Adam
 # needs to travel a few units at the default learning rate.
 _TABLE_ENTRIES = 2**19
+# Where rows are multiplied by a matrix, a step takes batch x d^2 operations.
+_PRODUCTS = 2**24
 _SMALLEST_BATCH = 256
-_DEFAULT_STEPS = 10_000
+DEFAULT_STEPS = 10_000
 
 
-def default_sampling_prob(*, num_examples: int, dim: int) -> float:
+def default_sampling_prob(*, num_examples: int, dim: int, products: bool = False) -> float:
     """Large batches first: about 2^19 / d records, and all of them where that is half or more.
+
+    With `products` rows are multiplied by a matrix, and there are at most 2^24 / d^2.
 
     >>> default_sampling_prob(num_examples=1000, dim=10)
     1.0
     >>> round(default_sampling_prob(num_examples=30_162, dim=96), 3)
     0.181
     """
-    batch = max(_SMALLEST_BATCH, _TABLE_ENTRIES // dim)
+    batch = _TABLE_ENTRIES // dim
+    if products:
+        batch = min(batch, _PRODUCTS // dim**2)
+    batch = max(_SMALLEST_BATCH, batch)
     return 1.0 if 2 * batch >= num_examples else batch / num_examples
 
 
 def resolve_num_steps(
-    *, num_steps: int | None, num_epochs: float | None, sampling_prob: float
+    *,
+    num_steps: int | None,
+    num_epochs: float | None,
+    sampling_prob: float,
+    default: int = DEFAULT_STEPS,
 ) -> int:
-    """Steps from steps or epochs (an epoch is 1/q steps); 10 000 if neither is given."""
+    """Steps from steps or epochs (an epoch is 1/q steps); the default if neither is given."""
     if num_steps is not None and num_epochs is not None:
         raise ValueError(
             f"num_steps and num_epochs: expected one of them, got both ({num_steps} and "
@@ -276,4 +288,4 @@ def resolve_num_steps(
         return max(1, round(epochs / sampling_prob))
     if num_steps is not None:
         return _validate.positive_int("num_steps", num_steps)
-    return _DEFAULT_STEPS
+    return default

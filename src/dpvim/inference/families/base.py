@@ -100,6 +100,8 @@ class Family:
         factor: Of a Gaussian family: ``params ->`` standard deviations [d] if coordinates are
             independent, else the Cholesky factor [d, d] of the covariance. Its latent is linear in
             eta.
+        place: ``(loc, Cholesky factor) -> params`` of that Gaussian, for a family that has all
+            Gaussians; its base draw is as long as the latent.
         log_density: Of any other family: ``(params, latent) -> log q(latent)``.
         slopes: ``(params, eta) ->`` pytree like params, first axis d: how much each parameter
             moves its latent coordinate. None for a family without that structure, which serves
@@ -121,6 +123,7 @@ class Family:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     guide: str | None = None
     factor: Callable[[Params], Float[Array, " d"] | Float[Array, "d d"]] | None = None
+    place: Callable[[Latent, Float[Array, "d d"]], Params] | None = None
     log_density: Callable[[Params, Latent], Scalar] | None = None
     slopes: Callable[[Params, Array], Params] | None = None
     preconditioners: Preconditioners | None = None

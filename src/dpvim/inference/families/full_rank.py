@@ -42,6 +42,10 @@ def full_rank(layout: Layout | int, scale_transform: str = "softplus") -> Family
     def init(loc: Latent, scale: Scalar | float) -> FullRankParams:
         return FullRankParams(loc, jnp.diag(transform.inverse(jnp.full_like(loc, scale))))
 
+    def place(loc: Latent, scale_tril: Float[Array, "d d"]) -> FullRankParams:
+        diagonal = transform.inverse(jnp.diagonal(scale_tril))
+        return FullRankParams(loc, jnp.tril(scale_tril, -1) + jnp.diag(diagonal))
+
     def slopes(params: FullRankParams, eta: Array) -> FullRankParams:
         below = jnp.tril(jnp.broadcast_to(eta, (dim, dim)), -1)
         on = jnp.diag(eta * transform.derivative(jnp.diagonal(params.raw_tril)))
@@ -70,6 +74,7 @@ def full_rank(layout: Layout | int, scale_transform: str = "softplus") -> Family
         guide="AutoMultivariateNormal",
         numpyro_params=lambda p: {"auto_loc": p.loc, "auto_scale_tril": scale_tril(p)},
         factor=scale_tril,
+        place=place,
         slopes=slopes,
         preconditioners=Preconditioners(unit_slope, None),
     )

@@ -45,6 +45,8 @@ class GaussianMixture(NamedTuple):
         windows: Snapshots spanned by the steps that were used; a coordinate counts as converged
             if they agree with a quadratic log-likelihood and the run has arrived.
         p_values: Of the lack-of-fit test, by coordinate.
+        doubts: What speaks against all of it, a sentence each; of a steered run.
+        clipped: Share of the records that were clipped; None if they were not counted.
     """
 
     locs: Float[np.ndarray, "m d"]
@@ -52,6 +54,8 @@ class GaussianMixture(NamedTuple):
     dp_scale: Float[np.ndarray, " d"]
     windows: Windows
     p_values: Float[np.ndarray, " d"]
+    doubts: tuple[str, ...] = ()
+    clipped: float | None = None
 
     @property
     def loc(self) -> Float[np.ndarray, " d"]:

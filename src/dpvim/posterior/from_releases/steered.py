@@ -1,0 +1,253 @@
+r"""Posterior from the windows of a steered run: in closed form given the curvature's eigenvalues.
+
+In the units of the last factor L, with r the last centre and A = L' H L the curvature, a narrow
+window's mean whitened gradient is
+
+.. math:: g_w = A (u^* - u_w) + e_w, \qquad u = L^{-1} (\theta - r),
+
+with u_w the mean point of the window, known noise e_w, and u* the maximum of the likelihood. What
+the clip removed is a shift of unknown direction, of about a fifth of the length by which gradients
+were too long in all; counts of the norms tell that length. So
+
+.. math:: g = A u^* + N(0, \nu^2 + c^2), \qquad u^* \mid \theta \sim N(u, A^{-1}),
+
+and given A the posterior of theta is Gaussian. Eigenvalues of A are drawn from their posterior, and
+the result is the mixture.
+
+Whatever says that a quadratic does not hold, or that the run has not arrived, is a doubt: the
+windows disagree, probes explain less than they should, a curvature is negative, many records are
+clipped.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from scipy.stats import chi2
+
+from dpvim.inference.steering import (
+    Belief,
+    Spectrum,
+    SteeredReleases,
+    log_eigenvalue_grid,
+)
+from dpvim.inference.windows import NUM_NARROW
+from dpvim.posterior.convergence import Windows
+from dpvim.posterior.from_releases import GaussianMixture
+from dpvim.posterior.from_releases.regression import GaussianPrior
+from dpvim.privacy.norm_counts import COUNT_SHARE, NORM_BIN_ENDS
+from dpvim.privacy.plan import PrivacyPlan
+
+_COMPONENTS = 256
+# The length of what the clip removed, in parts of the sum of what was too long: 0.15 to 0.5 for
+# logistic and Poisson regressions, 0.02 to 0.2 for linear ones.
+_CLIP_SHIFT = 0.2
+# Counts of norms far above the clip norm are believed if they are so many standard deviations
+# above zero: there a little noise would be multiplied by a large number. The mean square of the
+# norms is that of the information, which bounds how many can be so long; three times that is
+# allowed for.
+_FAR, _BELIEVED, _TAIL = 4.0, 3.0, 3.0
+_SIGNIFICANCE_LEVEL = 1e-3
+# Doubts: variance of gradients that a line in the point leaves, in parts of what it explains, and
+# in standard errors; a negative curvature in standard errors; the share of records clipped.
+_MAX_UNEXPLAINED, _UNEXPLAINED_ERRORS = 0.5, 3.5
+_NEGATIVE_ERRORS = 4.0
+_MAX_CLIPPED = 0.25
+
+
+class ClipShift(NamedTuple):
+    """Effect of the clip in the narrow windows.
+
+    Attributes:
+        share: Share of the records whose gradients were longer than the clip norm.
+        shift: Standard deviation of the shift of each coordinate of the whitened gradient.
+    """
+
+    share: float
+    shift: float
+
+
+def mixture_from_windows(
+    releases: SteeredReleases,
+    plan: PrivacyPlan,
+    prior: GaussianPrior,
+    *,
+    snapshot_steps: int = 1,
+    seed: int = 0,
+) -> GaussianMixture:
+    """Infer the posterior from the windows of a steered run.
+
+    Coordinates that the likelihood does not depend on have their prior.
+
+    Args:
+        releases: The windows; all narrow ones must be there.
+        plan: The plan of the run.
+        prior: Gaussians that stand for the model's prior.
+        snapshot_steps: Steps between snapshots of the trace, the unit of `windows`.
+        seed: For the draws of eigenvalues: the same each time.
+    """
+    informed = releases.informed > 0
+    clip = clip_shift(releases, plan)
+    centre = releases.centre[-1]
+    prior_scale = prior.scale[informed]
+    spectrum = _spectrum(releases)
+    narrow = releases.steps[-NUM_NARROW:]
+    noise = np.average(releases.noise[-NUM_NARROW:], axis=0, weights=narrow).mean() / narrow.sum()
+    extra = noise + clip.shift**2
+
+    curvatures = _draw_curvatures(spectrum, np.random.default_rng(seed))
+    gradients = np.stack([_mean_gradient(releases, a) for a in curvatures])
+    factor = releases.factor
+    prior_precision = factor.T @ (factor / np.square(prior_scale)[:, None])
+    pull = factor.T @ ((prior.loc[informed] - centre) / np.square(prior_scale))
+    identity = np.eye(len(factor))
+    weight = curvatures @ np.linalg.inv(curvatures + extra * identity)
+    covariance = np.linalg.inv(_symmetric(weight @ curvatures) + prior_precision)
+    locs = np.einsum("kij,kj->ki", covariance, np.einsum("kij,kj->ki", weight, gradients) + pull)
+    exact = np.linalg.inv(curvatures + prior_precision).mean(axis=0)
+
+    roots = factor @ np.linalg.cholesky(_symmetric(covariance))
+    doubts = _doubts(releases, plan, spectrum, clip)
+    mixture = _with_uninformed(centre + locs @ factor.T, roots, prior, informed)
+    dim = len(informed)
+    windows = Windows(
+        np.full(dim, int(narrow.sum()) // snapshot_steps + 1), np.full(dim, not doubts)
+    )
+    without_noise = np.square(prior.scale)
+    without_noise[informed] = np.einsum("ij,jk,ik->i", factor, exact, factor)
+    found = GaussianMixture(*mixture, np.zeros(dim), windows, np.ones(dim), doubts, clip.share)
+    added = np.maximum(0.0, np.square(found.scale) - without_noise)
+    return found._replace(dp_scale=np.sqrt(added))
+
+
+def clip_shift(releases: SteeredReleases, plan: PrivacyPlan) -> ClipShift:
+    """Estimate what the clip did, from the counts of norms in the narrow windows."""
+    steps = releases.steps[-NUM_NARROW:]
+    counts = np.average(releases.counts[-NUM_NARROW:], axis=0, weights=steps)
+    error = plan.noise_stddev / (plan.clip_norm * plan.sampling_prob) / np.sqrt(COUNT_SHARE)
+    error = error / np.sqrt(steps.sum())
+    ends = np.array(NORM_BIN_ENDS)
+    clipped = ends >= 1
+    counts, ends = counts[clipped], ends[clipped]
+    most = _TAIL * releases.factor.shape[0] / np.square(ends * plan.clip_norm)
+    counts = np.where((ends < _FAR) | (counts > _BELIEVED * error), np.clip(counts, 0, most), 0.0)
+    too_long = plan.clip_norm * np.sum(counts * (np.sqrt(2) * ends - 1))
+    shift = _CLIP_SHIFT * too_long / np.sqrt(releases.factor.shape[0])
+    return ClipShift(float(counts.sum() / plan.num_examples), float(shift))
+
+
+def _spectrum(releases: SteeredReleases) -> Spectrum:
+    nothing = np.zeros_like(releases.factor)
+    parts = (releases.factor, releases.curvature, releases.variance, nothing)
+    return Spectrum.of(Belief(releases.centre[-1], *parts))
+
+
+def _draw_curvatures(
+    spectrum: Spectrum, rng: np.random.Generator
+) -> Float[np.ndarray, "components d d"]:
+    """Curvatures with eigenvalues drawn from their posterior, evenly spread over it."""
+    cumulative = np.cumsum(spectrum.weights(), axis=0)
+    ranks = (np.arange(_COMPONENTS) + 0.5) / _COMPONENTS
+    ranks = rng.permuted(np.tile(ranks[:, None], (1, len(spectrum.values))), axis=0)
+    grid = log_eigenvalue_grid()
+    drawn = np.stack(
+        [
+            grid[np.searchsorted(c, r).clip(max=len(grid) - 1)]
+            for c, r in zip(cumulative.T, ranks.T, strict=True)
+        ],
+        axis=1,
+    )
+    vectors = spectrum.vectors
+    return np.einsum("ij,kj,lj->kil", vectors, np.exp(drawn), vectors)
+
+
+def _mean_gradient(
+    releases: SteeredReleases, curvature: Float[np.ndarray, "d d"]
+) -> Float[np.ndarray, " d"]:
+    """The gradient at the last centre, from all narrow windows, given the curvature."""
+    return np.average(
+        _gradients_at_last(releases, curvature), axis=0, weights=releases.steps[-NUM_NARROW:]
+    )
+
+
+def _gradients_at_last(
+    releases: SteeredReleases, curvature: Float[np.ndarray, "d d"]
+) -> Float[np.ndarray, "narrow d"]:
+    recent = slice(-NUM_NARROW, None)
+    away = releases.centre[recent] - releases.centre[-1]
+    points = releases.point[recent] + np.linalg.solve(releases.factor, away.T).T
+    return releases.gradient[recent] + points @ curvature
+
+
+def _doubts(
+    releases: SteeredReleases, plan: PrivacyPlan, spectrum: Spectrum, clip: ClipShift
+) -> tuple[str, ...]:
+    """Reasons to doubt the posterior, a sentence each."""
+    found = []
+    narrow = releases.steps[-NUM_NARROW:]
+    curvature = spectrum.positive()
+    gradients = _gradients_at_last(releases, curvature)
+    gap = gradients - np.average(gradients, axis=0, weights=narrow)
+    noise = releases.noise[-NUM_NARROW:] / narrow[:, None]
+    scatter, df = np.sum(gap**2 / noise), gap.size - gap.shape[1]
+    if chi2.sf(scatter, df) < _SIGNIFICANCE_LEVEL:
+        found.append(
+            "the gradients of the last windows contradict each other: the run has not arrived, or "
+            "the log-likelihood is far from a quadratic there. Take more steps (num_steps=), or "
+            "start closer to the answer (init_params=, from public knowledge)."
+        )
+    unexplained, errors = _unexplained(releases, plan, spectrum)
+    if unexplained > _MAX_UNEXPLAINED and errors > _UNEXPLAINED_ERRORS:
+        found.append(
+            "gradients are not linear in the parameters, even close to the answer: the "
+            "log-likelihood is far from a quadratic. Write the model in other parameters (fewer "
+            "that only act together), or with tighter priors."
+        )
+    if (spectrum.values < -_NEGATIVE_ERRORS * spectrum.errors).any():
+        found.append(
+            "the log-likelihood is not concave at the end of the run: it is at a saddle, or "
+            "between several modes. Order or fix what can be exchanged, or start closer to the "
+            "answer (init_params=, from public knowledge)."
+        )
+    if clip.share > _MAX_CLIPPED:
+        found.append(
+            f"{clip.share:.0%} of the records were clipped: the scale of the posterior was not "
+            "found. Take more records, a larger epsilon, or priors closer to the answer."
+        )
+    return tuple(found)
+
+
+def _unexplained(
+    releases: SteeredReleases, plan: PrivacyPlan, spectrum: Spectrum
+) -> tuple[float, float]:
+    """Variance of the gradients of the last wide windows that neither noise nor a line explains:
+    in parts of what the line does, and in standard errors."""
+    wide = slice(-NUM_NARROW - 4, -NUM_NARROW)
+    known = (plan.noise_stddev / plan.sampling_prob) ** 2 / (1 - COUNT_SHARE)
+    steps, dim = releases.steps[wide], releases.factor.shape[0]
+    excess = np.average(releases.residual[wide].mean(axis=1), weights=steps) - known
+    error = known * np.sqrt(2 / ((steps - dim - 1).sum() * dim))
+    explained = float(releases.width) ** 2 * max(0.1, spectrum.values.mean())
+    return float(excess / explained), float(excess / error)
+
+
+def _with_uninformed(
+    locs: Float[np.ndarray, "m k"],
+    roots: Float[np.ndarray, "m k k"],
+    prior: GaussianPrior,
+    informed: np.ndarray,
+) -> tuple[Float[np.ndarray, "m d"], Float[np.ndarray, "m d d"]]:
+    """Components with the prior of the coordinates that the likelihood does not depend on."""
+    components, dim = len(locs), len(informed)
+    all_locs = np.tile(prior.loc, (components, 1))
+    all_locs[:, informed] = locs
+    all_roots = np.tile(np.diag(prior.scale), (components, 1, 1))
+    all_roots[np.ix_(np.arange(components), informed, informed)] = roots
+    assert all_roots.shape == (components, dim, dim)
+    return all_locs, all_roots
+
+
+def _symmetric(matrices: Float[np.ndarray, "m d d"]) -> Float[np.ndarray, "m d d"]:
+    return 0.5 * (matrices + matrices.swapaxes(1, 2))
