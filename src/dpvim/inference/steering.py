@@ -27,10 +27,9 @@ from dpvim.inference.windows import NUM_WINDOWS, Window, windows_of
 from dpvim.privacy.norm_counts import COUNT_SHARE, NORM_BIN_ENDS, NUM_NORM_BINS
 from dpvim.privacy.plan import Plan
 
-# The logarithm of an eigenvalue of A is Cauchy with this scale a priori, around that of the
-# middle one, which is itself around zero: A is the identity where L is right, and anything where
-# it is not.
-_LOG_EIGENVALUE_SCALE = 0.5
+# The logarithm of an eigenvalue of A has a t-distribution a priori, around that of the middle one,
+# which is itself around zero: A is the identity where L is right, and may be anything where not.
+_LOG_EIGENVALUE_SCALE, _LOG_EIGENVALUE_DF = 0.5, 4.0
 _LOG_GRID = np.linspace(-6.0, 6.0, 241)[:, None]
 # Eigenvalues above this are taken as they are.
 _LARGE_EIGENVALUE = math.exp(5)
@@ -136,7 +135,8 @@ def _log_eigenvalue_weights(
     measured: Float[np.ndarray, " d"], error: Float[np.ndarray, " d"], centre: float
 ) -> Float[np.ndarray, "grid d"]:
     log_weight = -0.5 * np.square((measured - np.exp(_LOG_GRID)) / error)
-    log_weight -= np.log1p(np.square((_LOG_GRID - centre) / _LOG_EIGENVALUE_SCALE))
+    away = np.square((_LOG_GRID - centre) / _LOG_EIGENVALUE_SCALE)
+    log_weight -= 0.5 * (_LOG_EIGENVALUE_DF + 1) * np.log1p(away / _LOG_EIGENVALUE_DF)
     weight = np.exp(log_weight - log_weight.max(axis=0))
     return weight / weight.sum(axis=0)
 

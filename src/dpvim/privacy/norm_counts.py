@@ -10,5 +10,5 @@ from __future__ import annotations
 # it to sixteen times of it, and one for what is below.
 NORM_BIN_ENDS = (0.0, *(2.0**k for k in range(-3, 5)))
 NUM_NORM_BINS = len(NORM_BIN_ENDS)
-# s^2: the part of a record's share, in squares, that is its count. Gradients get 1.5 % more noise.
-COUNT_SHARE = 0.03
+# s^2: the part of a record's share, in squares, that is its count. Gradients get 2.6 % more noise.
+COUNT_SHARE = 0.05

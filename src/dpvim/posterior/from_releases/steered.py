@@ -45,10 +45,9 @@ _COMPONENTS = 256
 # logistic and Poisson regressions, 0.02 to 0.2 for linear ones.
 _CLIP_SHIFT = 0.2
 # Counts of norms far above the clip norm are believed if they are so many standard deviations
-# above zero: there a little noise would be multiplied by a large number. The mean square of the
-# norms is that of the information, which bounds how many can be so long; three times that is
-# allowed for.
-_FAR, _BELIEVED, _TAIL = 4.0, 3.0, 3.0
+# above zero: there a little noise would be multiplied by a large number. Norms that have a mean
+# have tails that fall by half an octave, so that much is believed of other counts.
+_FAR, _BELIEVED = 4.0, 3.0
 _SIGNIFICANCE_LEVEL = 1e-3
 # Doubts: variance of gradients that a line in the point leaves, in parts of what it explains, and
 # in standard errors; a negative curvature in standard errors; the share of records clipped.
@@ -131,8 +130,11 @@ def clip_shift(releases: SteeredReleases, plan: PrivacyPlan) -> ClipShift:
     ends = np.array(NORM_BIN_ENDS)
     clipped = ends >= 1
     counts, ends = counts[clipped], ends[clipped]
-    most = _TAIL * releases.factor.shape[0] / np.square(ends * plan.clip_norm)
-    counts = np.where((ends < _FAR) | (counts > _BELIEVED * error), np.clip(counts, 0, most), 0.0)
+    believed = counts > _BELIEVED * error
+    counts = np.where((ends < _FAR) | believed, np.maximum(counts, 0.0), 0.0)
+    for k in range(1, len(counts)):
+        if not believed[k]:
+            counts[k] = min(counts[k], 0.5 * counts[k - 1])
     too_long = plan.clip_norm * np.sum(counts * (np.sqrt(2) * ends - 1))
     shift = _CLIP_SHIFT * too_long / np.sqrt(releases.factor.shape[0])
     return ClipShift(float(counts.sum() / plan.num_examples), float(shift))

@@ -1,0 +1,115 @@
+"""The posterior from the windows of a steered run: exact without noise, honest with it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from steered_cases import (
+    OPTIMUM,
+    PRECISION,
+    SCALE,
+    SD,
+    new_steering,
+    plan_of,
+    quadratic,
+    run_to_the_end,
+)
+
+from dpvim.inference.windows import NUM_NARROW
+from dpvim.posterior.from_releases.regression import GaussianPrior
+from dpvim.posterior.from_releases.steered import clip_shift, mixture_from_windows
+from dpvim.privacy.norm_counts import COUNT_SHARE
+
+PRIOR = GaussianPrior(np.zeros(4), SCALE)
+EXACT = np.linalg.inv(PRECISION + np.diag(1 / SCALE**2))
+
+
+def posterior_of(noise_multiplier, seed=0, **settings):
+    plan = plan_of(noise_multiplier)
+    releases = run_to_the_end(new_steering(plan=plan), seed=seed, plan=plan, **settings)
+    return mixture_from_windows(releases, plan, PRIOR), releases, plan
+
+
+def test_without_much_noise_the_posterior_is_that_of_the_quadratic():
+    found, _, _ = posterior_of(1.0)
+    np.testing.assert_allclose(found.loc / SD, EXACT @ PRECISION @ OPTIMUM / SD, atol=0.1)
+    unit = np.outer(SD, SD)
+    np.testing.assert_allclose(found.covariance / unit, EXACT / unit, atol=0.15)
+    assert (found.dp_scale < 0.4 * found.scale).all()
+    assert found.doubts == ()
+
+
+def test_what_is_said_of_the_noise_is_what_the_noise_does():
+    """Over runs with noise of about a standard deviation of the posterior; with power."""
+    errors, scales, held = [], [], []
+    for seed in range(40):
+        found, _, _ = posterior_of(150.0, seed=seed)
+        errors.append((found.loc - OPTIMUM) / found.dp_scale)
+        scales.append(found.scale / np.sqrt(np.diag(EXACT)))
+        low, high = found.quantiles(np.array([0.05, 0.95])).T
+        held.append((low < OPTIMUM) & (high > OPTIMUM))
+    assert 2 / 3 < np.sqrt(np.mean(np.square(errors))) < 3 / 2
+    assert 1.1 < np.median(scales) < 1.8
+    assert np.mean(held) > 0.9
+
+
+def test_records_beyond_the_clip_norm_widen_the_intervals():
+    few, _, _ = posterior_of(20.0)
+    many, releases, plan = posterior_of(20.0, clipped=0.1)
+    clip = clip_shift(releases, plan)
+    assert clip.share == pytest.approx(0.1, abs=0.02)
+    assert many.clipped == clip.share
+    # Two to four times the clip norm: 2 sqrt 2 - 1 too long, of which a fifth may be a shift.
+    expected = 0.2 * 500 * (2 * np.sqrt(2) - 1) * plan.clip_norm / 2
+    assert clip.shift == pytest.approx(expected, rel=0.2)
+    assert (many.scale > 2 * few.scale).all()
+
+
+def test_far_counts_that_noise_could_have_made_are_not_multiplied():
+    _, releases, plan = posterior_of(150.0)
+    error = 150 / np.sqrt(COUNT_SHARE) / np.sqrt(releases.steps[-NUM_NARROW:].sum())
+    noisy = releases._replace(counts=releases.counts.copy())
+    noisy.counts[-NUM_NARROW:, 8] = 2 * error
+    assert clip_shift(noisy, plan).shift <= clip_shift(releases, plan).shift
+    certain = releases._replace(counts=releases.counts.copy())
+    certain.counts[-NUM_NARROW:, 8] = 20 * error
+    assert clip_shift(certain, plan).shift > 5 * clip_shift(releases, plan).shift
+
+
+def test_a_log_likelihood_that_is_no_quadratic_is_doubted():
+    def saddle(latents):
+        away = (latents - OPTIMUM) / SD
+        return (-away + 12 * np.sin(away)) / SD
+
+    found, _, _ = posterior_of(10.0, gradient=saddle)
+    assert any("not linear" in doubt or "contradict" in doubt for doubt in found.doubts)
+    assert not found.windows.converged.any()
+
+
+def test_a_convex_direction_is_doubted():
+    def gradient(latents):
+        away = (latents - OPTIMUM) / SD
+        signs = np.array([1.0, 1.0, 1.0, -0.4])
+        return -np.tanh(away / 50) * 50 * signs / SD
+
+    found, _, _ = posterior_of(5.0, gradient=gradient)
+    assert found.doubts
+
+
+def test_many_clipped_records_are_doubted():
+    found, _, _ = posterior_of(10.0, clipped=0.6)
+    assert any("were clipped" in doubt for doubt in found.doubts)
+
+
+def test_coordinates_without_information_have_their_prior():
+    informed, plan = np.array([True, True, False, True]), plan_of(20.0)
+
+    def gradient(latents):
+        known = np.where(informed, latents, OPTIMUM)
+        return np.where(informed, quadratic(known), 0.0)
+
+    releases = run_to_the_end(new_steering(informed, plan), plan=plan, gradient=gradient)
+    found = mixture_from_windows(releases, plan, PRIOR._replace(loc=np.array([0, 0, 0.7, 0])))
+    assert found.loc[2] == pytest.approx(0.7)
+    assert found.scale[2] == pytest.approx(SCALE[2])
+    assert found.scale[0] < 0.2

@@ -1,0 +1,178 @@
+"""Fits with defaults alone: epsilon and delta are all that is given."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import dpvim
+from dpvim.inference.steering import SteeredReleases
+from dpvim.types import ConvergenceWarning
+
+BUDGET = {"epsilon": 1.0, "delta": 1e-5}
+
+
+def units_model(X, y=None):
+    """An outcome in hundreds, columns in their own units, priors that know neither."""
+    a = numpyro.sample("a", dist.Normal(0, 1000))
+    b = numpyro.sample("b", dist.Normal(0, 1000).expand([2]).to_event(1))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1000))
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Normal(a + X @ b, sigma), obs=y)
+
+
+def make_data(rows=3000, seed=0):
+    rng = np.random.default_rng(seed)
+    X = np.column_stack([rng.uniform(20, 80, rows), rng.random(rows) < 0.5])
+    return X, 300 + 12 * X[:, 0] - 250 * X[:, 1] + rng.normal(0, 100, rows)
+
+
+X, Y = make_data()
+
+
+def exact_of(X, y):
+    """Means and standard deviations by least squares; those of a, b and log sigma."""
+    design = np.column_stack([np.ones(len(X)), X])
+    mean, (residual,), *_ = np.linalg.lstsq(design, y, rcond=None)
+    sigma = np.sqrt(residual / (len(X) - 3))
+    sd = sigma * np.sqrt(np.diag(np.linalg.inv(design.T @ design)))
+    return np.append(mean, np.log(sigma)), np.append(sd, 1 / np.sqrt(2 * len(X)))
+
+
+@pytest.fixture(scope="module")
+def fit():
+    return dpvim.fit(units_model, X, Y, **BUDGET, seed=0)
+
+
+def test_units_do_not_matter(fit):
+    mean, sd = exact_of(X, Y)
+    posterior = fit.posterior
+    assert (posterior.method, posterior.doubts) == ("releases", ())
+    assert np.abs((posterior.loc - mean) / posterior.scale).max() < 2.5
+    assert (posterior.scale < 4 * sd).all()
+    assert (posterior.scale > 0.9 * sd).all()
+    assert 0 <= posterior.clipped < 0.1
+    assert "records clipped" in repr(posterior)
+    assert posterior.summary().attrs["clipped"] == posterior.clipped
+
+
+def test_the_statement_names_the_counts(fit):
+    assert fit.plan.clip_norm == pytest.approx(3 * np.sqrt(4 / 3000))
+    assert "counts of records" in str(fit.privacy)
+    assert fit.family.name == "full_rank"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"relation": "replace_one"},
+        {"relation": "add_or_remove", "num_examples": 3100},
+        {"sampling_prob": 0.2},
+    ],
+    ids=lambda changes: next(iter(changes)) + str(next(iter(changes.values()))),
+)
+def test_other_relations_and_batches(changes):
+    fit = dpvim.fit(units_model, X, Y, **(BUDGET | {"epsilon": 4.0} | changes), seed=1)
+    mean, _ = exact_of(X, Y)
+    assert isinstance(fit.releases, SteeredReleases)
+    assert np.abs((fit.posterior.loc - mean) / fit.posterior.scale).max() < 3
+
+
+def test_a_saved_fit_has_the_same_posterior(fit, tmp_path):
+    fit.save(tmp_path / "fit.npz", not_for_release=True)
+    loaded = dpvim.load(tmp_path / "fit.npz")
+    np.testing.assert_array_equal(loaded.posterior.loc, fit.posterior.loc)
+    np.testing.assert_array_equal(loaded.posterior.scale, fit.posterior.scale)
+    assert loaded.posterior.clipped == fit.posterior.clipped
+
+
+def test_many_fits_are_the_fits_one_by_one(fit):
+    each = [{"seed": 0}, {"seed": 5}]
+    both = dpvim.fit_many(units_model, X, Y, delta=1e-5, epsilon=1.0, each=each)
+    np.testing.assert_allclose(both[0].posterior.loc, fit.posterior.loc, rtol=1e-3)
+    assert not np.allclose(both[1].posterior.loc, fit.posterior.loc, rtol=1e-5)
+
+
+def test_an_interrupted_fit_goes_on_from_where_it_was(ctrl_c, monkeypatch):
+    monkeypatch.setattr("dpvim.inference.loop._LONGEST_CHUNK", 50)
+    ctrl_c(15)
+    stopped = dpvim.fit(units_model, X, Y, **BUDGET, seed=0)
+    monkeypatch.undo()
+    assert stopped.interrupted
+    assert not stopped.releases.is_complete
+    assert stopped.privacy.epsilon < 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        assert stopped.posterior.method == "trace"
+        assert "interrupted" in stopped.posterior.reason
+    whole = stopped.resume(X, Y)
+    assert whole.releases.is_complete
+    mean, _ = exact_of(X, Y)
+    assert np.abs((whole.posterior.loc - mean) / whole.posterior.scale).max() < 3
+
+
+def test_parameters_of_the_prior_alone_keep_it():
+    """The mean of a population of groups is in no record's likelihood."""
+
+    def model(group, y=None):
+        mu = numpyro.sample("mu", dist.Normal(1, 3))
+        with numpyro.plate("groups", 3):
+            a = numpyro.sample("a", dist.Normal(mu, 2))
+        with numpyro.plate("records", group.shape[0]):
+            numpyro.sample("y", dist.Normal(a[group], 1), obs=y)
+
+    rng = np.random.default_rng(0)
+    group = rng.integers(0, 3, 2000)
+    y = np.array([0.0, 2.0, 5.0])[group] + rng.normal(size=2000)
+    fit = dpvim.fit(model, group, y, epsilon=4.0, delta=1e-5, seed=0)
+    means = [y[group == g].mean() for g in range(3)]
+    assert fit.releases.informed.tolist() == [0, 1, 1, 1]
+    assert np.abs((fit.posterior.mean["a"] - means) / fit.posterior.std["a"]).max() < 3
+    assert fit.posterior.mean["mu"] == pytest.approx(1, abs=0.2)
+
+
+def test_initial_values_are_where_the_run_starts():
+    fit = dpvim.fit(units_model, X, Y, **BUDGET, init_params={"a": 250.0}, seed=0)
+    assert fit.trace.params.loc[0, 0] == pytest.approx(250.0)
+
+
+def test_a_model_that_is_no_quadratic_says_so():
+    """Two factors of which only the product is identified."""
+
+    def model(x, y=None):
+        a = numpyro.sample("a", dist.Normal(0, 3))
+        b = numpyro.sample("b", dist.Normal(0, 3))
+        with numpyro.plate("records", x.shape[0]):
+            numpyro.sample("y", dist.Normal(a * b * x, 0.3), obs=y)
+
+    x = np.random.default_rng(0).normal(size=3000)
+    y = 2 * x + 0.3 * np.random.default_rng(1).normal(size=3000)
+    fit = dpvim.fit(model, x, y, epsilon=8.0, delta=1e-5, seed=0)
+    with pytest.warns(ConvergenceWarning, match="doubtful"):
+        posterior = fit.posterior
+    assert posterior.doubts
+    assert len(posterior.not_converged) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"num_steps": 500}, "need at least"),
+        ({"num_epochs": 5000}, "epochs"),
+    ],
+)
+def test_the_variant_by_name_says_why_it_cannot(changes, why):
+    with pytest.raises(ValueError, match=why):
+        dpvim.fit(units_model, X, Y, variant="whitened", **BUDGET, **changes)
+
+
+def test_short_runs_and_several_modes_are_optimised(monkeypatch):
+    fit = dpvim.fit(units_model, X, Y, **BUDGET, num_steps=100, seed=0)
+    assert fit.family.name == "mean_field"
+    monkeypatch.setattr(units_model, "several_modes", True, raising=False)
+    fit = dpvim.fit(units_model, X, Y, **BUDGET, num_steps=1000, seed=0)
+    assert fit.family.name == "mean_field"
