@@ -4,7 +4,7 @@
     python benchmarks/defaults.py grid       # the best of a grid chosen with the truth in hand
     python benchmarks/defaults.py table      # what docs/defaults.md shows
 
-Seeds below 10 were used while the rules were made; the committed table has the seeds from 10 on.
+Seeds below 20 were used while the rules were made; the committed table has the seeds from 20 on.
 Means, intervals and standard deviations are those of the unconstrained parameters, where all of
 them exist. "hold" is the share of 90 % intervals that contain the mean of NUTS, "off" the largest
 error in the interval's own standard deviations, "width" the median of the ratio of standard
@@ -33,7 +33,7 @@ from dpvim.bridge.model import bridge
 
 RESULTS = Path(__file__).parent / "results"
 EPSILONS = (0.5, 1.0, 8.0)
-SEEDS = tuple(range(10, 15))
+SEEDS = tuple(range(20, 25))
 DELTA = 1e-5
 CLIP_NORMS = (0.5, 2.0, 8.0, 32.0)
 LEARNING_RATES = (3e-3, 3e-2)

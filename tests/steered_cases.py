@@ -49,7 +49,8 @@ def releases_at(steering, points, rng, plan=PLAN, gradient=quadratic, clipped=0.
     gradients = gradient(centre + points @ factor.T) @ factor
     norms = np.linalg.norm(gradients, axis=1, keepdims=True)
     gradients *= np.minimum(1, plan.num_examples * plan.clip_norm / norms)
-    far = np.clip(clipped + norms[:, 0] / (plan.num_examples * plan.clip_norm), 0, 1)
+    away = norms[:, 0] / (plan.num_examples * plan.clip_norm)
+    far = np.clip(clipped + np.maximum(0, away - 0.2), 0, 1)
     counts = np.zeros((len(points), NUM_NORM_BINS))
     counts[:, 3], counts[:, 5] = (1 - far) * plan.num_examples, far * plan.num_examples
     sums = np.sqrt(1 - COUNT_SHARE) * gradients

@@ -21,7 +21,7 @@ LAYERS = [
     {"bridge"},
     {"posterior", "models"},
     {"serialization", "plots"},
-    {"options", "prepared", "svi", "result", "fitting"},
+    {"options", "prepared", "strategy", "svi", "result", "fitting"},
     {"synthesis"},
     {"experiments", "audit"},
     {"cli", "__main__"},

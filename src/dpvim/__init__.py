@@ -14,6 +14,7 @@ from dpvim.privacy.plan import PrivacyPlan
 from dpvim.privacy.statement import PrivacyStatement
 from dpvim.result import Fit, load
 from dpvim.serialization import FileError
+from dpvim.strategy import FitPlan, plan
 from dpvim.svi import DPSVI
 from dpvim.types import (
     BudgetExceededError,
@@ -45,6 +46,7 @@ __all__ = [
     "DivergedError",
     "FileError",
     "Fit",
+    "FitPlan",
     "ModelError",
     "NotForReleaseWarning",
     "NotPrivateError",
@@ -65,6 +67,7 @@ __all__ = [
     "fit_many",
     "fit_nonprivate",
     "load",
+    "plan",
     "public",
     "read_table",
     "synthesize",

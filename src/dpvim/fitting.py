@@ -8,7 +8,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,22 +17,18 @@ from dpvim import _validate
 from dpvim._compile import single_precision
 from dpvim._progress import show_progress
 from dpvim.bridge.data import ModelInput, prepare
-from dpvim.bridge.model import BridgedModel, bridge
+from dpvim.bridge.model import bridge
 from dpvim.inference.loop import runs_per_program
 from dpvim.inference.monitor import RunMonitor, monitoring
-from dpvim.inference.release_sums import LARGEST_FULL_DIM
-from dpvim.inference.windows import fewest_steps
 from dpvim.options import Budget, FitOptions, RunLength, take
-from dpvim.prepared import PreparedFit, RunResult, gaussian_prior
+from dpvim.prepared import PreparedFit, RunResult
 from dpvim.privacy.plan import Plan
 from dpvim.privacy.randomness import SecretStreams, fresh_key
 from dpvim.privacy.steps import StepCounter, origin_of
 from dpvim.result import Fit, Session
+from dpvim.strategy import Request, choose
 from dpvim.svi import warn_of_seed
 from dpvim.types import Origin
-
-if TYPE_CHECKING:
-    from dpvim.posterior.from_releases.regression import GaussianPrior
 
 Model = Callable[..., Any]
 
@@ -78,7 +74,7 @@ def fit(model: Model, *data: Any, **options: Any) -> Fit:
     Raises:
         ValueError, TypeError: Before any budget is spent, for input that cannot be used.
     """
-    call = _Call(take(Budget, options), take(FitOptions, options))
+    call = Request(take(Budget, options), take(FitOptions, options))
     return _fit_all(model, data, options, [call])[0]
 
 
@@ -89,7 +85,7 @@ def fit_nonprivate(model: Model, *data: Any, **options: Any) -> Fit:
     taken where the approximation is (``probe_width=1``) unless told.
     """
     options = {"probe_width": 1.0, **options}
-    call = _Call(take(RunLength, options), take(FitOptions, options))
+    call = Request(take(RunLength, options), take(FitOptions, options))
     return _fit_all(model, data, options, [call])[0]
 
 
@@ -123,7 +119,7 @@ def fit_many(
             if name in options:
                 raise ValueError(f"{name}: expected in `each` or for all fits, got both.")
         keyword_data = {"delta": delta, **options, **own}
-        calls.append(_Call(take(Budget, keyword_data), take(FitOptions, keyword_data)))
+        calls.append(Request(take(Budget, keyword_data), take(FitOptions, keyword_data)))
     return _fit_all(model, data, keyword_data, calls)
 
 
@@ -151,25 +147,9 @@ _show_options(fit, Budget, FitOptions)
 _show_options(fit_nonprivate, RunLength, FitOptions)
 
 
-class _Call(NamedTuple):
-    """One fit that was asked for."""
-
-    length: RunLength
-    options: FitOptions
-
-    @property
-    def is_open(self) -> bool:
-        """True if no clip norm was given."""
-        return isinstance(self.length, Budget) and self.length.clip_norm is None
-
-    @property
-    def delta(self) -> float | None:
-        return self.length.delta if isinstance(self.length, Budget) else None
-
-
 @single_precision
 def _fit_all(
-    model: Model, data: tuple[Any, ...], keyword_data: dict[str, Any], calls: list[_Call]
+    model: Model, data: tuple[Any, ...], keyword_data: dict[str, Any], calls: list[Request]
 ) -> list[Fit]:
     """Check everything, make the plans, take the steps.
 
@@ -177,23 +157,18 @@ def _fit_all(
     """
     inputs = prepare(data, keyword_data)
     bridged = bridge(model, inputs)
-    calls, prior = _choose(calls, bridged)
-    informed, dim = int(bridged.informed.sum()), bridged.problem.dim
-    plans = [
-        call.length.plan(
-            inputs.num_rows, informed if call.options.is_steered else dim, call.options
-        )
-        for call in calls
-    ]
+    chosen = choose(calls, bridged, inputs.num_rows)
+    plans = [strategy.plan for strategy in chosen]
     found: dict[int, Fit] = {}
-    progress = show_progress(calls[0].options.progress)
+    progress = show_progress(chosen[0].options.progress)
     with monitoring(sum(plan.num_steps for plan in plans), progress=progress) as monitor:
         todo: list[Callable[[], list[RunResult]]] = []
         owners: list[tuple[int, PreparedFit]] = []
         for plan in dict.fromkeys(plans):
             members = [i for i, other in enumerate(plans) if other == plan]
-            options = [calls[i].options for i in members]
+            options = [chosen[i].options for i in members]
             _warn_once_of_seeds(plan, options)
+            prior = chosen[members[0]].prior
             prepared = PreparedFit(model, plan, options[0], inputs, bridged, prior)
             todo += programs(prepared, options, inputs, monitor)
             owners += [(i, prepared) for i in members]
@@ -201,44 +176,6 @@ def _fit_all(
     for (i, prepared), result in zip(owners, results, strict=True):
         found[i] = _as_fit(prepared, calls[i], result)
     return [found[i] for i in range(len(calls))]
-
-
-def _choose(calls: list[_Call], bridged: BridgedModel) -> tuple[list[_Call], GaussianPrior | None]:
-    """The calls with every option chosen, and the prior if it was needed for that."""
-    first, prior = calls[0], None
-    wanted = (first.options.is_open and first.is_open) or first.options.is_steered
-    why_not = _why_not_steered(first, bridged) if wanted else "other options were given"
-    if why_not is None:
-        try:
-            prior = gaussian_prior(bridged)
-        except NotImplementedError:
-            why_not = "the prior is improper"
-    if why_not is None:
-        chosen = [call._replace(options=call.options.steered()) for call in calls]
-    elif first.options.is_steered:
-        raise ValueError(
-            f"variant: 'whitened' without an optimiser follows its releases, and cannot here: "
-            f"{why_not}. Give optimizer= or learning_rate=, or leave the variant to the default."
-        )
-    else:
-        chosen = [call._replace(options=call.options.by_hand()) for call in calls]
-    return chosen, prior
-
-
-def _why_not_steered(call: _Call, bridged: BridgedModel) -> str | None:
-    """Reason not to steer the run by its releases; None if there is none."""
-    informed = int(bridged.informed.sum())
-    if call.delta is None:
-        return "the run has no noise"
-    if bridged.several_modes:
-        return "the model declares several modes"
-    if informed > LARGEST_FULL_DIM:
-        return f"{informed} parameters are more than {LARGEST_FULL_DIM}"
-    if call.length.num_epochs is not None:
-        return "its length was given in epochs"
-    if call.length.num_steps is not None and call.length.num_steps < fewest_steps(informed):
-        return f"{informed} parameters need at least {fewest_steps(informed):,} steps"
-    return None
 
 
 def _warn_once_of_seeds(plan: Plan, options: list[FitOptions]) -> None:
@@ -290,7 +227,7 @@ def in_parallel(calls: list[Callable[[], list[RunResult]]]) -> list[RunResult]:
         return [result for part in parts for result in part.result()]
 
 
-def _as_fit(prepared: PreparedFit, call: _Call, result: RunResult) -> Fit:
+def _as_fit(prepared: PreparedFit, call: Request, result: RunResult) -> Fit:
     seed, step = call.options.seed, int(result.state.step)
     counter = StepCounter(prepared.plan, origin_of(prepared.plan, seed), taken=step)
     privacy = counter.statement(
@@ -307,5 +244,6 @@ def _as_fit(prepared: PreparedFit, call: _Call, result: RunResult) -> Fit:
         prepared.family,
         releases=result.releases,
         several_modes=prepared.bridged.several_modes,
+        is_mixture=prepared.bridged.is_mixture,
         session=Session(prepared, counter, seed, result.state, result.steering),
     )

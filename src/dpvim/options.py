@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
@@ -218,14 +219,9 @@ class Budget(RunLength):
         An accountant that fails does so here, before the run.
         """
         rows = num_rows if self.num_examples is None else self.num_examples
-        clip_norm = self.clip_norm
-        if clip_norm is None:
-            whitens = options is not None and options.variant == _STEERED
-            whitened = whitened_clip_norm(num_examples=rows, dim=dim)
-            clip_norm = max(whitened, SMALLEST_CLIP_NORM) if whitens else _DEFAULT_CLIP_NORM
         plan = PrivacyPlan(
             num_examples=rows,
-            clip_norm=clip_norm,
+            clip_norm=_DEFAULT_CLIP_NORM if self.clip_norm is None else self.clip_norm,
             relation=Relation(self.relation),
             noise_multiplier=self.noise_multiplier,
             **self.resolve(num_examples=rows, dim=dim, options=options),
@@ -233,8 +229,13 @@ class Budget(RunLength):
         if self.epsilon is None:
             warn_if_delta_large(self.delta, rows)
             plan.epsilon(self.delta)
-            return plan
-        return plan.calibrate(epsilon=self.epsilon, delta=self.delta)
+        else:
+            plan = plan.calibrate(epsilon=self.epsilon, delta=self.delta)
+        if self.clip_norm is None and options is not None and options.variant == _STEERED:
+            noise = plan.noise_stddev / plan.sampling_prob / math.sqrt(plan.num_steps)
+            whitened = whitened_clip_norm(num_examples=rows, dim=dim, noise=noise)
+            plan = dataclasses.replace(plan, clip_norm=max(whitened, SMALLEST_CLIP_NORM))
+        return plan
 
 
 def take(kind: type[Options], given: dict[str, Any]) -> Options:

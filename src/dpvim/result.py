@@ -61,6 +61,7 @@ class Fit:
             something else, and for files of older versions.
         saved_prior: A Gaussian that stands for the model's prior, in a fit that was loaded.
         several_modes: Whether the model declares that its posterior has several modes.
+        is_mixture: Whether an observed site of the model is a mixture of distributions.
         session: What took the steps, to go on with; None for a fit that was loaded. It knows the
             shapes of the data, so it is for the data holder; `save` leaves it out.
     """
@@ -73,6 +74,7 @@ class Fit:
     releases: ReleaseSums | SteeredReleases | None = None
     saved_prior: GaussianPrior | None = None
     several_modes: bool = False
+    is_mixture: bool = False
     session: Session | None = None
 
     @functools.cached_property
@@ -217,7 +219,7 @@ class Fit:
         every = self.trace.every
         infer: Any = mixture_from_releases
         if isinstance(self.releases, SteeredReleases):
-            infer = mixture_from_windows
+            infer = functools.partial(mixture_from_windows, is_mixture=self.is_mixture)
         found = infer(self.releases, self.plan, self.prior, snapshot_steps=every)
         why_not = self._why_not_releases
         reason = "identified by them" if why_not is None else f"asked for, although {why_not}"
@@ -260,7 +262,7 @@ class Fit:
                 "a file that stays with you: save(path, not_for_release=True)."
             )
         saved = SavedFit(self.plan, self.privacy, self.trace, self.space, self.family)
-        saved = saved._replace(several_modes=self.several_modes)
+        saved = saved._replace(several_modes=self.several_modes, is_mixture=self.is_mixture)
         if self.releases is not None:
             with contextlib.suppress(NotImplementedError):  # a prior that cannot be drawn from
                 saved = saved._replace(prior=self.prior)

@@ -77,6 +77,7 @@ class SavedFit(NamedTuple):
     releases: ReleaseSums | SteeredReleases | None = None
     prior: GaussianPrior | None = None
     several_modes: bool = False
+    is_mixture: bool = False
 
 
 def write(path: str | Path, saved: SavedFit) -> None:
@@ -88,6 +89,7 @@ def write(path: str | Path, saved: SavedFit) -> None:
         "family_options": dict(saved.family.options),
         "scale_transform": saved.family.scale_transform,
         "several_modes": saved.several_modes,
+        "is_mixture": saved.is_mixture,
         "sites": [_site_to_json(site) for site in saved.space.sites],
         "plan": _plan_to_json(saved.plan),
         "privacy": _privacy_to_json(saved.privacy),
@@ -237,10 +239,8 @@ def _assemble(
     if prior is not None:
         zeros = type(prior)(np.zeros(space.dim), np.zeros(space.dim))
         _check_like("prior", prior, zeros)
-    several_modes = bool(meta.get("several_modes", False))
-    return SavedFit(
-        plan, privacy, Trace(steps, params), space, family, releases, prior, several_modes
-    )
+    modes = {name: bool(meta.get(name, False)) for name in ("several_modes", "is_mixture")}
+    return SavedFit(plan, privacy, Trace(steps, params), space, family, releases, prior, **modes)
 
 
 def _zeros_like(releases: ReleaseSums | SteeredReleases, dim: int) -> Any:

@@ -293,3 +293,17 @@ def test_a_draft_replaces_no_file(call, tmp_path):
     refused = call("schema", "draft", "patients.csv", "-o", "draft.toml")
     assert refused.exit_code == 2
     assert not (tmp_path / "elsewhere.toml").exists()
+
+
+def test_the_plan_of_a_regression_says_what_will_be_done(call, folder):
+    arguments = ["--schema", "patients.toml", "--rows", 5000, "--epsilon", 1, "--model", "poisson"]
+    shown = call("plan", *arguments, "--target", "visits")
+    assert shown.exit_code == 0, shown.output
+    assert "whitened: the run follows its releases" in shown.stdout
+    assert "differential privacy, zero_out" in shown.stdout
+    facts = json.loads(call("plan", *arguments, "--target", "visits", "--json").stdout)
+    assert facts["num_examples"] == 5000
+    assert facts["why_not_steered"] is None
+    without = call("plan", *arguments)
+    assert without.exit_code == 2
+    assert "--target" in without.stderr

@@ -230,13 +230,21 @@ def test_whitened_releases_the_gradient_of_the_standardised_latent(family_name):
     np.testing.assert_array_equal(encoded[DIM:], 0)
 
 
-def test_whitened_clip_norm_is_three_root_mean_squares_of_a_linear_regression():
+def test_whitened_clip_norm_is_a_few_root_mean_squares_of_a_linear_regression():
     """The information identity: with L L' = H^-1 the mean square of the norms is d / N."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(4000, 5)) @ rng.normal(size=(5, 5))
     residuals = rng.normal(size=4000)
     factor = np.linalg.cholesky(np.linalg.inv(X.T @ X))
     norms = np.linalg.norm(X * residuals[:, None] @ factor, axis=1)
-    clip_norm = whitened_clip_norm(num_examples=4000, dim=5)
-    assert 3 * np.sqrt(np.mean(norms**2)) == pytest.approx(clip_norm, rel=0.05)
+    unit = np.sqrt(5 / 4000)
+    assert np.sqrt(np.mean(norms**2)) == pytest.approx(unit, rel=0.05)
+    clip_norm = whitened_clip_norm(num_examples=4000, dim=5, noise=3.7)
+    assert 3 * unit < clip_norm < 4 * unit
     assert np.mean(norms > clip_norm) < 0.02
+
+
+def test_less_noise_allows_a_larger_clip_norm():
+    norms = [whitened_clip_norm(num_examples=4000, dim=5, noise=s) for s in (20.0, 3.7, 0.5, 0.01)]
+    assert norms == sorted(norms)
+    assert norms[0] < norms[-1]

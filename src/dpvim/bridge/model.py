@@ -46,6 +46,7 @@ class BridgedModel(NamedTuple):
         draw_prior: ``key -> latent``, a draw from the prior.
         several_modes: True if the model declares that its posterior has several modes, by an
             attribute of that name.
+        is_mixture: True if an observed site is a mixture of distributions.
     """
 
     space: LatentSpace
@@ -55,6 +56,7 @@ class BridgedModel(NamedTuple):
     on_made_up_row: Callable[[Model], Any]
     draw_prior: Callable[[Array], Latent]
     several_modes: bool
+    is_mixture: bool
 
 
 @single_precision
@@ -104,6 +106,7 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
         lambda model: call(model, one_row),
         draw_prior,
         several_modes,
+        any(declared[name].is_mixture for name in observed.likelihood),
     )
 
 

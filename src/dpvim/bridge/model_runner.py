@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from jaxtyping import Array
 from numpyro import handlers
@@ -17,6 +18,7 @@ from dpvim.bridge.handler_stack import numpyro_lock
 from dpvim.types import Record, Scalar
 
 Model = Callable[..., Any]
+_WRAPPERS = (dist.ExpandedDistribution, dist.MaskedDistribution, dist.Independent)
 
 
 class SiteDeclaration(NamedTuple):
@@ -24,6 +26,7 @@ class SiteDeclaration(NamedTuple):
 
     Attributes:
         kind: Name of the distribution's class.
+        is_mixture: True for NumPyro's mixtures of distributions.
     """
 
     is_param: bool
@@ -31,15 +34,18 @@ class SiteDeclaration(NamedTuple):
     kind: str
     shape: tuple[int, ...]
     support: Any
+    is_mixture: bool
 
     @classmethod
     def from_trace(cls, site: dict[str, Any]) -> SiteDeclaration:
         is_param = site["type"] == "param"
         is_latent = not (is_param or site["is_observed"])
         support = site["fn"].support if is_latent else None
-        return cls(
-            is_param, is_latent, type(site["fn"]).__name__, jnp.shape(site["value"]), support
-        )
+        kind, inner = type(site["fn"]).__name__, site["fn"]
+        while isinstance(inner, _WRAPPERS):
+            inner = inner.base_dist
+        is_mixture = "Mixture" in type(inner).__name__
+        return cls(is_param, is_latent, kind, jnp.shape(site["value"]), support, is_mixture)
 
 
 class ModelRunner:

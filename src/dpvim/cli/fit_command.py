@@ -11,7 +11,9 @@ import typer
 from dpvim.cli.common import plain_errors, print_json
 from dpvim.cli.options import (
     AsJson,
-    ClipNorm,
+    ChosenClipNorm,
+    ChosenLearningRate,
+    ChosenSteps,
     Delimiter,
     Delta,
     DryRun,
@@ -19,7 +21,6 @@ from dpvim.cli.options import (
     Epsilon,
     Formulas,
     FormulasRule,
-    LearningRate,
     NewFolder,
     NumExamples,
     PrivateSeed,
@@ -27,7 +28,6 @@ from dpvim.cli.options import (
     RelationOption,
     SamplingProb,
     SchemaFile,
-    Steps,
     Table,
     Target,
     command_line,
@@ -36,12 +36,7 @@ from dpvim.cli.planning import end_dry_run
 from dpvim.files import new_folder, write_json
 from dpvim.fitting import fit as fit_model
 from dpvim.synthesis.encoding import encode
-from dpvim.synthesis.fitting import (
-    DEFAULT_CLIP_NORM,
-    DEFAULT_LEARNING_RATE,
-    DEFAULT_STEPS,
-    resolve_delta,
-)
+from dpvim.synthesis.fitting import resolve_delta
 from dpvim.synthesis.formulas import is_formula, quoted, refusal
 from dpvim.synthesis.model import TableRegression, load_model
 from dpvim.synthesis.schema import Schema
@@ -60,10 +55,10 @@ def fit(
     output: NewFolder,
     target: Target = None,
     delta: Delta = None,
-    clip_norm: ClipNorm = DEFAULT_CLIP_NORM,
-    learning_rate: LearningRate = DEFAULT_LEARNING_RATE,
+    clip_norm: ChosenClipNorm = None,
+    learning_rate: ChosenLearningRate = None,
     sampling_prob: SamplingProb = None,
-    steps: Steps = DEFAULT_STEPS,
+    steps: ChosenSteps = None,
     relation: RelationOption = Relation.ZERO_OUT,
     num_examples: NumExamples = None,
     level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.9,
@@ -99,32 +94,20 @@ def fit(
             data: tuple[Any, ...] = (encoded.values, encoded.missing)
             if regression is not None:
                 data = regression.data(encoded)
-            if dry_run:
-                end_dry_run(
-                    chosen,
-                    data,
-                    num_examples=num_examples,
-                    epsilon=epsilon,
-                    delta=delta,
-                    clip_norm=clip_norm,
-                    sampling_prob=sampling_prob,
-                    steps=steps,
-                    relation=relation,
-                )
             public_rows = len(frame) if num_examples is None else num_examples
-            result = fit_model(
-                chosen,
-                *data,
-                epsilon=epsilon,
-                delta=resolve_delta(delta, public_rows),
-                clip_norm=clip_norm,
-                learning_rate=learning_rate,
-                sampling_prob=sampling_prob,
-                num_steps=steps,
-                num_examples=num_examples,
-                relation=relation,
-                seed=seed,
-            )
+            options: dict[str, Any] = {
+                "epsilon": epsilon,
+                "delta": resolve_delta(delta, public_rows),
+                "clip_norm": clip_norm,
+                "learning_rate": learning_rate,
+                "sampling_prob": sampling_prob,
+                "num_steps": steps,
+                "num_examples": num_examples,
+                "relation": relation,
+            }
+            if dry_run:
+                end_dry_run(chosen, data, **options)
+            result = fit_model(chosen, *data, seed=seed, **options)
             summary = result.posterior.summary(level)
             if regression is not None:
                 labels = {f"coefficients[{i}]": name for i, name in enumerate(regression.names)}

@@ -70,6 +70,16 @@ SamplingProb = Annotated[
     float | None, typer.Option(help="Probability that a record is in a batch.  [default: by size]")
 ]
 Steps = Annotated[int, typer.Option(help="Number of steps.")]
+# Where these are left out the run follows its releases, and there is nothing to choose.
+ChosenClipNorm = Annotated[
+    float | None, typer.Option("--clip-norm", help="Of one record's gradient.  [default: chosen]")
+]
+ChosenLearningRate = Annotated[
+    float | None, typer.Option("--learning-rate", help="Of Adam.  [default: none is needed]")
+]
+ChosenSteps = Annotated[
+    int | None, typer.Option("--steps", help="Number of steps.  [default: by size]")
+]
 Datasets = Annotated[int, typer.Option(help="Number of synthetic tables.")]
 RowsOut = Annotated[
     int | None, typer.Option("--rows", help="Rows of each.  [default: as the original]")

@@ -7,10 +7,11 @@ from typing import Any
 import typer
 
 from dpvim import _validate
-from dpvim.bridge.data import prepare
-from dpvim.bridge.model import bridge
 from dpvim.privacy.plan import PrivacyPlan, default_sampling_prob
+from dpvim.strategy import FitPlan, plan
 from dpvim.synthesis.fitting import resolve_delta
+from dpvim.synthesis.model import TableRegression
+from dpvim.synthesis.schema import Schema
 from dpvim.types import Relation
 
 
@@ -38,22 +39,19 @@ def make_plan(
     ).calibrate(epsilon=epsilon, delta=resolve_delta(delta, rows))
 
 
-def end_dry_run(
-    model: Any, data: tuple[Any, ...], *, num_examples: int | None, **settings: Any
-) -> None:
+def end_dry_run(model: Any, data: tuple[Any, ...], **options: Any) -> None:
     """Check what is left to be checked, say what would be done, and end the command."""
-    inputs = prepare(data, {})
-    if num_examples is None and settings["relation"] is Relation.ADD_OR_REMOVE:
-        raise ValueError(
-            "--num-examples: expected with add_or_remove, where the number of records is private. "
-            "Declare a public bound on it."
-        )
-    rows = inputs.num_rows if num_examples is None else num_examples
-    plan = make_plan(rows=rows, dim=bridge(model, inputs).problem.dim, **settings)
-    plan.check_num_rows(inputs.num_rows)
-    typer.echo(
-        f"All is well: {plan.num_steps:,} steps, batches of about "
-        f"{plan.expected_batch_size:,.0f} records, noise multiplier {plan.noise_multiplier:.4g}. "
-        "Nothing was spent or written."
-    )
+    typer.echo(plan(model, *data, **options))
+    typer.echo("All is well. Nothing was spent or written.")
     raise typer.Exit
+
+
+def plan_of_regression(
+    schema: Schema, kind: str, target: str | None, *, rows: int, **options: Any
+) -> FitPlan:
+    """The plan of a regression of one column on all others, for so many rows."""
+    _validate.positive_int("rows", rows)
+    if target is None:
+        raise ValueError(f"--target: expected the column that the {kind} regression explains.")
+    regression = TableRegression(schema, kind=kind, target=target)
+    return plan(regression.model, *regression.blank(rows), **options)

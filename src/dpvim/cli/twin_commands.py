@@ -10,6 +10,8 @@ from dpvim import _validate
 from dpvim.cli.common import plain_errors, print_json
 from dpvim.cli.options import (
     AsJson,
+    ChosenClipNorm,
+    ChosenSteps,
     ClipNorm,
     Components,
     Datasets,
@@ -28,6 +30,7 @@ from dpvim.cli.options import (
     NumExamples,
     OwnModel,
     PrivateSeed,
+    RegressionKind,
     RelationOption,
     RowsOut,
     SamplingProb,
@@ -40,7 +43,7 @@ from dpvim.cli.options import (
     TwinFolder,
     command_line,
 )
-from dpvim.cli.planning import end_dry_run, make_plan
+from dpvim.cli.planning import end_dry_run, make_plan, plan_of_regression
 from dpvim.files import new_folder
 from dpvim.synthesis.encoding import encode
 from dpvim.synthesis.fitting import (
@@ -63,61 +66,82 @@ def plan(
     rows: Annotated[int, typer.Option(help="Public number of rows.")],
     epsilon: Epsilon,
     delta: Delta = None,
+    model: Annotated[
+        RegressionKind | None,
+        typer.Option(help="A regression that `dpvim fit` would make, instead of a synthesis."),
+    ] = None,
     target: Target = None,
     target_model: TargetModel = None,
     components: Components = DEFAULT_COMPONENTS,
     numbers: Numbers = NumbersModel.histogram,
-    clip_norm: ClipNorm = DEFAULT_CLIP_NORM,
+    clip_norm: ChosenClipNorm = None,
     sampling_prob: SamplingProb = None,
-    steps: Steps = DEFAULT_STEPS,
+    steps: ChosenSteps = None,
     relation: RelationOption = Relation.ZERO_OUT,
     check: Annotated[
         bool, typer.Option("--check", help="Ask dp-accounting's accountant as well.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a synthesis would do and cost. Reads no data.
+    """Show what a synthesis, or with --model a fit, would do and cost. Reads no data.
 
-    Example: `dpvim plan --schema patients.toml --rows 58261 --epsilon 1`
+    Examples:
+
+    - `dpvim plan --schema patients.toml --rows 58261 --epsilon 1`
+
+    - `dpvim plan --schema patients.toml --rows 58261 --epsilon 1 --model poisson --target infected`
     """
+    settings: dict[str, Any] = {"epsilon": epsilon, "sampling_prob": sampling_prob}
+    settings |= {"relation": relation}
     with plain_errors():
         known = Schema.load(schema)
-        model = build_mixture(
+        delta = resolve_delta(delta, _validate.positive_int("rows", rows))
+        if model is not None:
+            made = plan_of_regression(
+                known,
+                model.value,
+                target,
+                rows=rows,
+                delta=delta,
+                clip_norm=clip_norm,
+                num_steps=steps,
+                **settings,
+            )
+            print_json(made.to_dict()) if as_json else typer.echo(made)
+            return
+        mixture = build_mixture(
             known,
             components=components,
             target=target,
             target_model=target_model,
             numbers=numbers.value,
         )
-        made = make_plan(
+        of_twin = make_plan(
             rows=rows,
-            dim=model.dim,
-            epsilon=epsilon,
+            dim=mixture.dim,
             delta=delta,
-            clip_norm=clip_norm,
-            sampling_prob=sampling_prob,
-            steps=steps,
-            relation=relation,
+            clip_norm=DEFAULT_CLIP_NORM if clip_norm is None else clip_norm,
+            steps=DEFAULT_STEPS if steps is None else steps,
+            **settings,
         )
-        delta = resolve_delta(delta, rows)
     facts: dict[str, Any] = {
-        "columns": len(model.columns),
+        "columns": len(mixture.columns),
         "not_reviewed": len(known.unreviewed),
         "components": components,
-        "parameters": model.dim,
+        "parameters": mixture.dim,
         "rows": rows,
-        "sampling_prob": made.sampling_prob,
-        "expected_batch_size": round(made.expected_batch_size, 1),
-        "steps": made.num_steps,
-        "clip_norm": made.clip_norm,
-        "noise_multiplier": made.noise_multiplier,
+        "sampling_prob": of_twin.sampling_prob,
+        "expected_batch_size": round(of_twin.expected_batch_size, 1),
+        "steps": of_twin.num_steps,
+        "clip_norm": of_twin.clip_norm,
+        "noise_multiplier": of_twin.noise_multiplier,
         "epsilon": epsilon,
         "delta": delta,
         "relation": relation.value,
     }
     if check:
         facts |= {
-            f"epsilon_by_{name}": made.epsilon(delta, accountant=name)
+            f"epsilon_by_{name}": of_twin.epsilon(delta, accountant=name)
             for name in ("dpvim", "dp_accounting")
         }
     if as_json:
@@ -185,15 +209,16 @@ def synth(
             frame = read_table(table, columns=known.names, delimiter=delimiter, encoding=encoding)
             if dry_run:
                 table_as_arrays = encode(frame, known)
+                public_rows = len(frame) if num_examples is None else num_examples
                 end_dry_run(
                     chosen,
                     (table_as_arrays.values, table_as_arrays.missing),
                     num_examples=num_examples,
                     epsilon=epsilon,
-                    delta=delta,
+                    delta=resolve_delta(delta, public_rows),
                     clip_norm=clip_norm,
                     sampling_prob=sampling_prob,
-                    steps=steps,
+                    num_steps=steps,
                     relation=relation,
                 )
             twin = fit_twin(

@@ -34,6 +34,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from dpvim import _validate
@@ -42,8 +43,12 @@ from dpvim.inference.families import FAMILIES, Family, Params, pull_back
 from dpvim.privacy.norm_counts import COUNT_SHARE, NUM_NORM_BINS
 from dpvim.types import Latent, Weights, Whitening
 
-# Largest norm of a record's whitened gradient, in units of its root mean square at the optimum.
-_WHITENED_CLIP = 3.0
+# Clip norms in units of the root mean square of the norms: from, to, and how many are compared.
+_CLIP_FACTORS = (2.5, 8.0, 56)
+# The mean of what norms have above the first of these, and the length of their tail, about as
+# logistic and linear regressions have them; and the part of all that the clip takes off by which
+# it shifts the sum.
+_TAIL_EXCESS, _TAIL_LENGTH, CLIP_SHIFT = 0.045, 0.8, 0.3
 
 
 class Variant(NamedTuple):
@@ -176,13 +181,28 @@ def whitened(family: Family) -> Variant:
     )
 
 
-def whitened_clip_norm(*, num_examples: int, dim: int) -> float:
-    """The clip norm of the whitened variant: three times the root mean square of the norms.
+def whitened_clip_norm(*, num_examples: int, dim: int, noise: float) -> float:
+    r"""The clip norm of the whitened variant: :math:`c \sqrt{d / N}`, c from 3 to 6 or so.
 
-    >>> round(whitened_clip_norm(num_examples=5000, dim=10), 3)
-    0.134
+    The norms of whitened gradients have the mean square d / N. With c the noise is
+    :math:`\sigma c \sqrt{d/N}` a coordinate, and the clip shifts the sum by a part of
+    :math:`N \sqrt{d/N}\, E(|u| - c)_+`, u the norms in units of their root mean square. c makes the
+    sum of both squares least, for norms with an ordinary tail. All of it is public.
+
+    Args:
+        num_examples, dim: N and d.
+        noise: Noise multiplier of the mean of all releases, :math:`\sigma`: that of one release
+            over the sampling probability and the root of the number of steps.
+
+    >>> round(whitened_clip_norm(num_examples=5000, dim=10, noise=3.7) / (10 / 5000) ** 0.5, 1)
+    3.5
     """
-    return _WHITENED_CLIP * math.sqrt(dim / num_examples)
+    factors = np.linspace(*_CLIP_FACTORS)
+    excess = _TAIL_EXCESS * np.exp(-(factors - _CLIP_FACTORS[0]) / _TAIL_LENGTH)
+    noises = noise * factors * math.sqrt(dim / num_examples) * math.sqrt(dim)
+    shifts = CLIP_SHIFT * math.sqrt(num_examples * dim) * excess
+    best = factors[np.argmin(np.square(noises) + np.square(shifts))]
+    return float(best) * math.sqrt(dim / num_examples)
 
 
 VARIANTS: dict[str, Callable[[Family], Variant]] = {

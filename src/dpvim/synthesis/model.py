@@ -132,6 +132,10 @@ class TableRegression:
         self.model = Regression(kind, intercept_scale=_INTERCEPT_SCALE)
         self.names = feature_names(self._covariates, _levels(schema))
 
+    def blank(self, num_rows: int) -> tuple[Float[np.ndarray, "n m"], Float[np.ndarray, " n"]]:
+        """Covariates and outcome of the right shapes, all zero: enough for a plan."""
+        return np.zeros((num_rows, len(self.names)), np.float32), np.zeros(num_rows, np.float32)
+
     def data(self, table: EncodedTable) -> tuple[Float[np.ndarray, "n m"], Float[np.ndarray, " n"]]:
         """Covariates and outcome."""
         covariates = table_features(self._covariates, table.values, table.missing)

@@ -15,6 +15,7 @@ from steered_cases import (
     run_to_the_end,
 )
 
+from dpvim.inference.variants import CLIP_SHIFT
 from dpvim.inference.windows import NUM_NARROW
 from dpvim.posterior.from_releases.regression import GaussianPrior
 from dpvim.posterior.from_releases.steered import clip_shift, mixture_from_windows
@@ -59,8 +60,8 @@ def test_records_beyond_the_clip_norm_widen_the_intervals():
     clip = clip_shift(releases, plan)
     assert clip.share == pytest.approx(0.1, abs=0.02)
     assert many.clipped == clip.share
-    # Two to four times the clip norm: 2 sqrt 2 - 1 too long, of which a fifth may be a shift.
-    expected = 0.2 * 500 * (2 * np.sqrt(2) - 1) * plan.clip_norm / 2
+    # Two to four times the clip norm: 2 sqrt 2 - 1 too long, of which 0.3 may be a shift.
+    expected = CLIP_SHIFT * 500 * (2 * np.sqrt(2) - 1) * plan.clip_norm / 2
     assert clip.shift == pytest.approx(expected, rel=0.2)
     assert (many.scale > 2 * few.scale).all()
 

@@ -6,7 +6,7 @@ window's mean whitened gradient is
 .. math:: g_w = A (u^* - u_w) + e_w, \qquad u = L^{-1} (\theta - r),
 
 with u_w the mean point of the window, known noise e_w, and u* the maximum of the likelihood. What
-the clip removed is a shift of unknown direction, of about a fifth of the length by which gradients
+the clip removed is a shift of unknown direction, of about 0.3 of the length by which gradients
 were too long in all; counts of the norms tell that length. So
 
 .. math:: g = A u^* + N(0, \nu^2 + c^2), \qquad u^* \mid \theta \sim N(u, A^{-1}),
@@ -33,6 +33,7 @@ from dpvim.inference.steering import (
     SteeredReleases,
     log_eigenvalue_grid,
 )
+from dpvim.inference.variants import CLIP_SHIFT
 from dpvim.inference.windows import NUM_NARROW
 from dpvim.posterior.convergence import Windows
 from dpvim.posterior.from_releases import GaussianMixture
@@ -41,19 +42,23 @@ from dpvim.privacy.norm_counts import COUNT_SHARE, NORM_BIN_ENDS
 from dpvim.privacy.plan import PrivacyPlan
 
 _COMPONENTS = 256
-# The length of what the clip removed, in parts of the sum of what was too long: 0.15 to 0.5 for
-# logistic and Poisson regressions, 0.02 to 0.2 for linear ones.
-_CLIP_SHIFT = 0.2
 # Counts of norms far above the clip norm are believed if they are so many standard deviations
 # above zero: there a little noise would be multiplied by a large number. Norms that have a mean
 # have tails that fall by half an octave, so that much is believed of other counts.
 _FAR, _BELIEVED = 4.0, 3.0
 _SIGNIFICANCE_LEVEL = 1e-3
 # Doubts: variance of gradients that a line in the point leaves, in parts of what it explains, and
-# in standard errors; a negative curvature in standard errors; the share of records clipped.
-_MAX_UNEXPLAINED, _UNEXPLAINED_ERRORS = 0.5, 3.5
+# in standard errors, where a little would do and where there is much; a negative curvature in
+# standard errors; the error of curvatures that are about one; the share of records clipped.
+_UNEXPLAINED = ((0.5, 3.5), (5.0, 2.3))
 _NEGATIVE_ERRORS = 4.0
+_MAX_CURVATURE_ERROR = 0.8
 _MAX_CLIPPED = 0.25
+MIXTURE_DOUBT = (
+    "the model is a mixture: its likelihood can have several modes, and the releases tell about "
+    "one of them. Compare fits from several starts (init_params=), each at its own cost, or order "
+    "what can be exchanged."
+)
 
 
 class ClipShift(NamedTuple):
@@ -74,6 +79,7 @@ def mixture_from_windows(
     prior: GaussianPrior,
     *,
     snapshot_steps: int = 1,
+    is_mixture: bool = False,
     seed: int = 0,
 ) -> GaussianMixture:
     """Infer the posterior from the windows of a steered run.
@@ -85,6 +91,7 @@ def mixture_from_windows(
         plan: The plan of the run.
         prior: Gaussians that stand for the model's prior.
         snapshot_steps: Steps between snapshots of the trace, the unit of `windows`.
+        is_mixture: Whether the model's likelihood is a mixture, which may have several modes.
         seed: For the draws of eigenvalues: the same each time.
     """
     informed = releases.informed > 0
@@ -108,7 +115,7 @@ def mixture_from_windows(
     exact = np.linalg.inv(curvatures + prior_precision).mean(axis=0)
 
     roots = factor @ np.linalg.cholesky(_symmetric(covariance))
-    doubts = _doubts(releases, plan, spectrum, clip)
+    doubts = _doubts(releases, plan, spectrum, clip) + (MIXTURE_DOUBT,) * is_mixture
     mixture = _with_uninformed(centre + locs @ factor.T, roots, prior, informed)
     dim = len(informed)
     windows = Windows(
@@ -136,7 +143,7 @@ def clip_shift(releases: SteeredReleases, plan: PrivacyPlan) -> ClipShift:
         if not believed[k]:
             counts[k] = min(counts[k], 0.5 * counts[k - 1])
     too_long = plan.clip_norm * np.sum(counts * (np.sqrt(2) * ends - 1))
-    shift = _CLIP_SHIFT * too_long / np.sqrt(releases.factor.shape[0])
+    shift = CLIP_SHIFT * too_long / np.sqrt(releases.factor.shape[0])
     return ClipShift(float(counts.sum() / plan.num_examples), float(shift))
 
 
@@ -201,7 +208,7 @@ def _doubts(
             "start closer to the answer (init_params=, from public knowledge)."
         )
     unexplained, errors = _unexplained(releases, plan, spectrum)
-    if unexplained > _MAX_UNEXPLAINED and errors > _UNEXPLAINED_ERRORS:
+    if any(unexplained > part and errors > least for part, least in _UNEXPLAINED):
         found.append(
             "gradients are not linear in the parameters, even close to the answer: the "
             "log-likelihood is far from a quadratic. Write the model in other parameters (fewer "
@@ -212,6 +219,11 @@ def _doubts(
             "the log-likelihood is not concave at the end of the run: it is at a saddle, or "
             "between several modes. Order or fix what can be exchanged, or start closer to the "
             "answer (init_params=, from public knowledge)."
+        )
+    if np.median(spectrum.errors) > _MAX_CURVATURE_ERROR:
+        found.append(
+            "the noise hides the curvature of the log-likelihood: there is too little information "
+            "for so many parameters. Take more records, a larger epsilon or fewer parameters."
         )
     if clip.share > _MAX_CLIPPED:
         found.append(
