@@ -42,19 +42,23 @@ def fit(model: Model, *data: Any, **options: Any) -> Fit:
         data, keyword_data: What the model takes: arrays with a row for each record, in dicts,
             lists and tuples as you like. Python numbers and texts given as arguments of their own
             are public constants; anything else that is public is declared: `dpvim.public(value)`.
-        epsilon, delta: The budget. Or give `noise_multiplier`, and epsilon is reported.
-        variant: ``aligned``, ``vanilla``, ``natural``, ``preconditioned``, ``aligned_natural``.
+        epsilon, delta: The budget. Or give `noise_multiplier`, and epsilon is reported. More is not
+            needed: the run follows its releases (docs/defaults.md) unless an option below says how
+            to optimise or to clip. `dpvim.plan` shows what will be done.
+        variant: ``whitened``, ``aligned``, ``vanilla``, ``natural``, ``preconditioned``,
+            ``aligned_natural``. With options of an optimiser the default is ``aligned``.
         family: ``mean_field``, ``full_rank``, ``block_diagonal`` (full-rank within a site),
             ``low_rank``, ``flow`` (needs flowjax); `dpvim.family` for one with options; or
             NumPyro's AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal.
-        clip_norm: Largest norm C of one record's gradient; must not be taken from the data. Longer
-            ones are shortened, a bias that no interval shows: choose one that few records reach.
+        clip_norm: Largest norm C of one record's gradient; must not be taken from the data. Given,
+            longer ones are shortened, a bias that no interval of the aligned variant shows.
         sampling_prob: Probability q that a record is in a batch. Default: about 2^19 / d records,
             all of them if that is half of the data.
-        num_steps, num_epochs: Length of the run; an epoch is 1/q steps. Default: 10 000 steps.
+        num_steps, num_epochs: Length of the run; an epoch is 1/q steps. Default: 4096 steps or
+            more, by the number of parameters; with an optimiser 10 000.
         num_examples: Public number of records. Needed with ``relation="add_or_remove"``.
         relation: Which data sets are neighbours; see `dpvim.Relation`.
-        optimizer: An optax optimiser; default Adam with `learning_rate`.
+        optimizer: An optax optimiser; Adam with `learning_rate` (1e-3) where one is needed.
         init_scale: Standard deviations that the approximation starts with; a guide brings its own.
         init_params: Initial values by site name; others start near the middle of their support.
         scale_transform: ``softplus`` or ``exp``.

@@ -81,10 +81,11 @@ class Fit:
     def posterior(self) -> Posterior:
         """The posterior of the parameters, including the uncertainty that the DP noise adds.
 
-        Inferred from the releases (docs/honest-posterior.md) where these can tell: for private
-        runs of the aligned variant that are not too short, with at most 128 parameters, proper
-        priors, and a model that does not declare several modes. Else it is the average of the
-        trace. ``posterior.method`` and ``posterior.reason`` say which, and why.
+        Inferred from the releases where these can tell: of runs that follow them
+        (docs/defaults.md), and of private runs of the aligned variant (docs/honest-posterior.md)
+        that are not too short, with at most 128 parameters, proper priors, and a model that does
+        not declare several modes. Else it is the average of the trace. ``posterior.method`` and
+        ``posterior.reason`` say which, and why.
 
         Parameters whose intervals are doubtful are announced with a `ConvergenceWarning`;
         `posterior.not_converged` and `posterior.summary()` name them.

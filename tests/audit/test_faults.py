@@ -43,9 +43,9 @@ def test_there_are_enough_faults_and_none_twice() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("variant", ["aligned", "vanilla"])
+@pytest.mark.parametrize("variant", ["aligned", "vanilla", "whitened"])
 def test_noise_and_general_path_of_the_library_pass(variant: str) -> None:
-    checks = ["noise", "batches", "clip", "game"] + ["fits"] * (variant == "aligned")
+    checks = ["noise", "batches", "clip", "game"] + ["fits"] * (variant != "vanilla")
     report = audit.run(runs=RUNS, variant=variant, checks=checks, paths=["gradients"], seed=3)
     assert report.passed, str(report)
 
