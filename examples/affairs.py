@@ -59,17 +59,17 @@ def main() -> None:
     options = parser.parse_args()
 
     X, y = load()
-    # A large learning rate: the walk around the optimum mixes, and its average is what counts.
-    settings: dict[str, Any] = {"learning_rate": 3e-2, "sampling_prob": 0.1, "num_steps": 60_000}
-    print(f"Fitting {len(X):,} records privately, epsilon = {options.epsilon:g} ...", flush=True)
-    private = dpvim.fit(model, X, y, epsilon=options.epsilon, delta=1e-5, clip_norm=2.0, **settings)
-    print("... and without privacy, for comparison.\n", flush=True)
+    budget = {"epsilon": options.epsilon, "delta": 1e-5}
+    print(dpvim.plan(model, X, y, **budget), "\n", flush=True)
+    private = dpvim.fit(model, X, y, **budget)
+    print("And without privacy, for comparison.\n", flush=True)
     baseline = dpvim.fit_nonprivate(model, X, y, learning_rate=1e-2)
 
     print(private.privacy, "\n")
     table = private.posterior.summary()
     table.index = pd.Index(NAMES, name="coefficient")
     table["non-private"] = baseline.posterior.loc
+    table["its sd"] = baseline.posterior.scale
     print(table.round(3).to_string(), "\n")
 
     options.output.mkdir(parents=True, exist_ok=True)

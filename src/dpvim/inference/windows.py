@@ -21,7 +21,7 @@ from jaxtyping import Array
 _SEARCH, _WIDE, _NARROW = (16, 1), (8, 2), (8, 4)
 _PARTS = sum(count * length for count, length in (_SEARCH, _WIDE, _NARROW))
 NUM_WINDOWS = sum(count for count, _ in (_SEARCH, _WIDE, _NARROW))
-NUM_NARROW = _NARROW[0]
+NUM_WIDE, NUM_NARROW = _WIDE[0], _NARROW[0]
 # A window has at least so many steps more than its regression has coefficients.
 _RESIDUAL_STEPS = 8
 _DEFAULT_SHORTEST = 64

@@ -34,7 +34,7 @@ from dpvim.inference.steering import (
     log_eigenvalue_grid,
 )
 from dpvim.inference.variants import CLIP_SHIFT
-from dpvim.inference.windows import NUM_NARROW
+from dpvim.inference.windows import NUM_NARROW, NUM_WIDE
 from dpvim.posterior.convergence import Windows
 from dpvim.posterior.from_releases import GaussianMixture
 from dpvim.posterior.from_releases.regression import GaussianPrior
@@ -50,7 +50,7 @@ _SIGNIFICANCE_LEVEL = 1e-3
 # Doubts: variance of gradients that a line in the point leaves, in parts of what it explains, and
 # in standard errors, where a little would do and where there is much; a negative curvature in
 # standard errors; the error of curvatures that are about one; the share of records clipped.
-_UNEXPLAINED = ((0.5, 3.5), (5.0, 2.3))
+_UNEXPLAINED = ((0.5, 3.0), (5.0, 2.3))
 _NEGATIVE_ERRORS = 4.0
 _MAX_CURVATURE_ERROR = 0.8
 _MAX_CLIPPED = 0.25
@@ -236,9 +236,9 @@ def _doubts(
 def _unexplained(
     releases: SteeredReleases, plan: PrivacyPlan, spectrum: Spectrum
 ) -> tuple[float, float]:
-    """Variance of the gradients of the last wide windows that neither noise nor a line explains:
-    in parts of what the line does, and in standard errors."""
-    wide = slice(-NUM_NARROW - 4, -NUM_NARROW)
+    """Variance of the gradients of the wide windows that neither noise nor a line explains: in
+    parts of what the line does, and in standard errors."""
+    wide = slice(-NUM_NARROW - NUM_WIDE, -NUM_NARROW)
     known = (plan.noise_stddev / plan.sampling_prob) ** 2 / (1 - COUNT_SHARE)
     steps, dim = releases.steps[wide], releases.factor.shape[0]
     excess = np.average(releases.residual[wide].mean(axis=1), weights=steps) - known
