@@ -193,3 +193,13 @@ def test_a_mixture_is_said_to_have_modes(tmp_path):
     fit.save(tmp_path / "fit.npz", not_for_release=True)
     with pytest.warns(ConvergenceWarning, match="several modes"):
         _ = dpvim.load(tmp_path / "fit.npz").posterior
+
+
+@pytest.mark.parametrize("method", ["trace", "last"])
+def test_iterates_of_a_steered_run_are_no_posterior(fit, method):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        found = fit.posterior_from(method)
+    assert len(found.not_converged) == 4
+    assert "where it looked" in found.doubts[0]
+    assert not found.summary().converged.any()

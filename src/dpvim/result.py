@@ -43,6 +43,11 @@ if TYPE_CHECKING:
     from dpvim.posterior.from_releases.regression import GaussianPrior
 
 
+# The trace of a steered run.
+_PROBES_ARE_NO_WALK = (
+    "the iterates of a run that follows its releases are where it looked; their spread does not "
+    "tell how far the noise has moved them. Use fit.posterior; resume a run that was interrupted."
+)
 Method: TypeAlias = Literal["releases", "trace", "last"]
 _METHODS = ("releases", "trace", "last")
 
@@ -164,7 +169,10 @@ class Fit:
             self.trace, self.family, estimate=estimate, noise_aware=noise_aware, window=window
         )
         reason = self._why_not_releases or "asked for"
-        return self._as_posterior(found, method, reason)
+        posterior = self._as_posterior(found, method, reason)
+        if isinstance(self.releases, SteeredReleases):
+            posterior = dataclasses.replace(posterior, remarks=(_PROBES_ARE_NO_WALK,))
+        return posterior
 
     @functools.cached_property
     def _from_trace(self) -> Posterior:

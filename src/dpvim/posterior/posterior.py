@@ -44,6 +44,7 @@ class Posterior:
         privacy: The privacy statement, as plain values.
         method: Source of the posterior: the ``releases``, the ``trace``, or the ``last`` iterate.
         reason: Reason for this method.
+        remarks: Reasons to doubt it that its distribution does not know of.
     """
 
     latent_dist: GaussianPosterior | ReparametrisedPosterior | GaussianMixture
@@ -52,6 +53,7 @@ class Posterior:
     privacy: Mapping[str, Any]
     method: str = "trace"
     reason: str = "asked for"
+    remarks: tuple[str, ...] = ()
 
     # -- the latent ----------------------------------------------------------------------------
 
@@ -79,14 +81,14 @@ class Posterior:
     def not_converged(self) -> list[str]:
         """Coordinates that failed their convergence test, by site and index: of the trace, or of
         the quadratic approximation of the log-likelihood."""
-        converged = self.latent_dist.windows.converged
+        converged = self.latent_dist.windows.converged & (not self.remarks)
         labels = self.space.raw_labels()
         return [label for label, passed in zip(labels, converged, strict=True) if not passed]
 
     @property
     def doubts(self) -> tuple[str, ...]:
         """Reasons to doubt all of it, and what to do, a sentence each; of a steered run."""
-        return getattr(self.latent_dist, "doubts", ())
+        return (*self.remarks, *getattr(self.latent_dist, "doubts", ()))
 
     @property
     def clipped(self) -> float | None:
@@ -261,7 +263,9 @@ class Posterior:
             shortest = np.where(used, lengths, np.iinfo(np.int64).max).min(axis=1)
             diagnostics.append(
                 _SiteDiagnostics(
-                    share, (shortest - 1) * self.snapshot_steps, (converged | ~used).all(axis=1)
+                    share,
+                    (shortest - 1) * self.snapshot_steps,
+                    (converged | ~used).all(axis=1) & (not self.remarks),
                 )
             )
         return diagnostics
