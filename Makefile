@@ -41,6 +41,7 @@ audit: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/first_step.py
+	$(BIN)/python benchmarks/time_to_answer.py
 	$(BIN)/python benchmarks/lattice.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/many_fits.py

@@ -66,6 +66,7 @@ def test_the_statement_names_the_counts(fit):
     assert fit.family.name == "full_rank"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
@@ -90,6 +91,7 @@ def test_a_saved_fit_has_the_same_posterior(fit, tmp_path):
     assert loaded.posterior.clipped == fit.posterior.clipped
 
 
+@pytest.mark.long
 def test_many_fits_are_the_fits_one_by_one(fit):
     each = [{"seed": 0}, {"seed": 5}]
     both = dpvim.fit_many(units_model, X, Y, delta=1e-5, epsilon=1.0, each=each)
@@ -135,6 +137,7 @@ def test_parameters_of_the_prior_alone_keep_it():
     assert fit.posterior.mean["mu"] == pytest.approx(1, abs=0.2)
 
 
+@pytest.mark.long
 def test_initial_values_are_where_the_run_starts():
     fit = dpvim.fit(units_model, X, Y, **BUDGET, init_params={"a": 250.0}, seed=0)
     assert fit.trace.params.loc[0, 0] == pytest.approx(250.0)
@@ -178,6 +181,7 @@ def test_short_runs_and_several_modes_are_optimised(monkeypatch):
     assert fit.family.name == "mean_field"
 
 
+@pytest.mark.long
 def test_a_mixture_is_said_to_have_modes(tmp_path):
     def model(x):
         mu = numpyro.sample("mu", dist.Normal(0, 3).expand([2]).to_event(1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -69,8 +68,7 @@ class FitOptions:
         if self.learning_rate is not None:
             _validate.positive("learning_rate", self.learning_rate)
         scale_transform_of(self.scale_transform)
-        if not self.is_open:
-            self.by_hand().check_probe_width()
+        self._check_probe_width()
 
     @property
     def is_open(self) -> bool:
@@ -92,44 +90,45 @@ class FitOptions:
 
     def by_hand(self) -> FitOptions:
         """The options with an optimiser, and defaults for what was not given."""
-        chosen = {
-            "variant": self.variant or _DEFAULT_VARIANT,
-            "family": self.family or family_spec(_DEFAULT_FAMILY),
-            "init_scale": self.init_scale or _DEFAULT_INIT_SCALE,
-        }
-        if self.optimizer is None and not self.is_steered:
-            chosen["optimizer"] = optax.adam(self.learning_rate or _DEFAULT_LEARNING_RATE)
-        filled = copy.copy(self)
-        for name, value in chosen.items():
-            object.__setattr__(filled, name, value)
-        return filled
+        optimizer = self.optimizer
+        if optimizer is None and not self.is_steered:
+            optimizer = optax.adam(self.learning_rate or _DEFAULT_LEARNING_RATE)
+        return dataclasses.replace(
+            self,
+            variant=self.variant or _DEFAULT_VARIANT,
+            family=self.family or family_spec(_DEFAULT_FAMILY),
+            init_scale=self.init_scale or _DEFAULT_INIT_SCALE,
+            optimizer=optimizer,
+        )
 
     def parts(self, layout: Layout) -> tuple[Family, Variant]:
         """Family and variant for a latent."""
-        spec: FamilySpec = self.family
+        spec: FamilySpec = self.family or family_spec(_DEFAULT_FAMILY)
         family = spec.make(layout, self.scale_transform)
-        return family, make_variant(str(self.variant), family)
+        return family, make_variant(self.variant or _DEFAULT_VARIANT, family)
 
     def width_at(self, plan: Plan, dim: int, *, several_modes: bool) -> Any:
         """The width of the probes by the step's number, or None if it is 1 throughout."""
         if self.is_steered:
             return window_widths(self.wide_probes(plan, dim), plan.num_steps)
-        _, variant = self.parts(Layout.of(dim))
         width = self.probe_width
         if width == "auto":
             # Wide probes tell the curvature, which is inferred only if all products are kept.
-            inferred = dim <= LARGEST_FULL_DIM and not several_modes and variant.releases_gradient
-            gaussian = self.family.make(2, self.scale_transform).is_gaussian
-            width = self.wide_probes(plan, dim) if inferred and gaussian else 1.0
+            inferred = self._can_widen() and dim <= LARGEST_FULL_DIM and not several_modes
+            width = self.wide_probes(plan, dim) if inferred else 1.0
         return None if width == 1 else width_schedule(width, plan.num_steps)
 
     def wide_probes(self, plan: Plan, dim: int) -> float:
         """The width of wide probes for a latent of which `dim` coordinates are informed."""
         return default_width(num_examples=plan.num_examples, dim=dim)
 
-    def check_probe_width(self) -> None:
-        """A width of at least 1, where a gradient taken elsewhere can be carried back."""
+    def _can_widen(self) -> bool:
+        """True where a gradient that was taken elsewhere can be carried back."""
         family, variant = self.parts(Layout.of(2))
+        return variant.releases_gradient and family.is_gaussian
+
+    def _check_probe_width(self) -> None:
+        can_widen = self._can_widen()
         if self.probe_width == "auto":
             return
         width = _validate.positive("probe_width", self.probe_width, hint="Or 'auto'.")
@@ -138,7 +137,8 @@ class FitOptions:
                 f"probe_width: expected at least 1, got {width:g}. 1 takes gradients where the "
                 "approximation is."
             )
-        if width != 1 and not (variant.releases_gradient and family.is_gaussian):
+        if width != 1 and not can_widen:
+            family, variant = self.parts(Layout.of(2))
             raise ValueError(
                 f"probe_width: expected 1 for the variant {variant.name!r} of the family "
                 f"{family.name!r}, whose releases depend on where the gradient is taken. 'aligned' "
