@@ -234,7 +234,8 @@ def test_a_run_that_has_not_arrived_says_so():
         with numpyro.plate("records", len(y)):
             numpyro.sample("y", dist.Bernoulli(logits=a * jnp.ones(len(y))), obs=y)
 
-    fit = dpvim.fit(intercept, outcome, epsilon=1.0, delta=1e-5, num_steps=1000, seed=0)
+    settings = {"clip_norm": 1.0, "num_steps": 1000, "seed": 0}
+    fit = dpvim.fit(intercept, outcome, epsilon=1.0, delta=1e-5, **settings)
     with pytest.warns(dpvim.ConvergenceWarning, match="has not arrived") as caught:
         posterior = fit.posterior
     assert posterior.not_converged == ["a"]
