@@ -49,10 +49,11 @@ _FAR, _BELIEVED = 4.0, 3.0
 _SIGNIFICANCE_LEVEL = 1e-3
 # Doubts: variance of gradients that a line in the point leaves, in parts of what it explains, and
 # in standard errors, where a little would do and where there is much; a negative curvature in
-# standard errors; the error of curvatures that are about one; the share of records clipped.
+# standard errors; the error of curvatures that are about one, and noise in units of the posterior's
+# standard deviation, beyond which nothing of this could be seen; the share of records clipped.
 _UNEXPLAINED = ((0.5, 3.0), (5.0, 2.3))
 _NEGATIVE_ERRORS = 4.0
-_MAX_CURVATURE_ERROR = 0.8
+_MAX_CURVATURE_ERROR, _MAX_NOISE = 0.8, 1.7
 _MAX_CLIPPED = 0.25
 MIXTURE_DOUBT = (
     "the model is a mixture: its likelihood can have several modes, and the releases tell about "
@@ -115,7 +116,7 @@ def mixture_from_windows(
     exact = np.linalg.inv(curvatures + prior_precision).mean(axis=0)
 
     roots = factor @ np.linalg.cholesky(_symmetric(covariance))
-    doubts = _doubts(releases, plan, spectrum, clip) + (MIXTURE_DOUBT,) * is_mixture
+    doubts = _doubts(releases, plan, spectrum, clip, noise) + (MIXTURE_DOUBT,) * is_mixture
     mixture = _with_uninformed(centre + locs @ factor.T, roots, prior, informed)
     dim = len(informed)
     windows = Windows(
@@ -191,7 +192,11 @@ def _gradients_at_last(
 
 
 def _doubts(
-    releases: SteeredReleases, plan: PrivacyPlan, spectrum: Spectrum, clip: ClipShift
+    releases: SteeredReleases,
+    plan: PrivacyPlan,
+    spectrum: Spectrum,
+    clip: ClipShift,
+    noise: float,
 ) -> tuple[str, ...]:
     """Reasons to doubt the posterior, a sentence each."""
     found = []
@@ -199,8 +204,8 @@ def _doubts(
     curvature = spectrum.positive()
     gradients = _gradients_at_last(releases, curvature)
     gap = gradients - np.average(gradients, axis=0, weights=narrow)
-    noise = releases.noise[-NUM_NARROW:] / narrow[:, None]
-    scatter, df = np.sum(gap**2 / noise), gap.size - gap.shape[1]
+    by_window = releases.noise[-NUM_NARROW:] / narrow[:, None]
+    scatter, df = np.sum(gap**2 / by_window), gap.size - gap.shape[1]
     if chi2.sf(scatter, df) < _SIGNIFICANCE_LEVEL:
         found.append(
             "the gradients of the last windows contradict each other: the run has not arrived, or "
@@ -220,10 +225,11 @@ def _doubts(
             "between several modes. Order or fix what can be exchanged, or start closer to the "
             "answer (init_params=, from public knowledge)."
         )
-    if np.median(spectrum.errors) > _MAX_CURVATURE_ERROR:
+    if np.median(spectrum.errors) > _MAX_CURVATURE_ERROR or noise > _MAX_NOISE**2:
         found.append(
-            "the noise hides the curvature of the log-likelihood: there is too little information "
-            "for so many parameters. Take more records, a larger epsilon or fewer parameters."
+            "the noise would hide it if the log-likelihood were far from a quadratic: there is too "
+            "little information for so many parameters. Take more records, a larger epsilon or "
+            "fewer parameters."
         )
     if clip.share > _MAX_CLIPPED:
         found.append(
