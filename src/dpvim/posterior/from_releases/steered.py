@@ -27,12 +27,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy.stats import chi2
 
-from dpvim.inference.steering import (
-    Belief,
-    Spectrum,
-    SteeredReleases,
-    log_eigenvalue_grid,
-)
+from dpvim.inference.belief import Belief, Spectrum, log_eigenvalue_grid
+from dpvim.inference.steering import SteeredReleases
 from dpvim.inference.variants import CLIP_SHIFT
 from dpvim.inference.windows import NUM_NARROW, NUM_WIDE
 from dpvim.posterior.convergence import Windows
