@@ -59,13 +59,13 @@ def many() -> pd.DataFrame:
             noise_multiplier=10.0,
         )
         inputs = prepare(data, {})
-        prepared = PreparedFit(model, plan, FitOptions(), inputs)
+        prepared = PreparedFit(model, plan, FitOptions().by_hand(), inputs)
 
         def fits(number: int) -> tuple[float, float]:
             """Seconds that so many fits take as `fit_many` takes them, when all is compiled."""
 
             def run() -> None:
-                each = [FitOptions()] * number
+                each = [FitOptions().by_hand()] * number
                 fitting.in_parallel(fitting.programs(prepared, each, inputs, UNMONITORED))  # noqa: B023
 
             run()

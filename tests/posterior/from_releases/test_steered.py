@@ -97,6 +97,16 @@ def test_a_convex_direction_is_doubted():
     assert found.doubts
 
 
+@pytest.mark.parametrize(("least", "doubted"), [(-1.0, True), (-0.2, False), (0.1, False)])
+def test_a_curvature_that_is_surely_negative_is_doubted(least, doubted):
+    """Errors are 0.1: minus ten of them, minus two, plus one."""
+    _, releases, plan = posterior_of(10.0)
+    curvature, variance = np.diag([1.0, 1.0, 1.0, least]), np.full((4, 4), 0.01)
+    bent = releases._replace(curvature=curvature, variance=variance)
+    doubts = mixture_from_windows(bent, plan, PRIOR).doubts
+    assert any("not concave" in doubt for doubt in doubts) == doubted
+
+
 def test_many_clipped_records_are_doubted():
     found, _, _ = posterior_of(10.0, clipped=0.6)
     assert any("were clipped" in doubt for doubt in found.doubts)
