@@ -21,6 +21,7 @@ EXTRAS = {
     "plots": ["matplotlib"],
     "arviz": ["arviz"],
     "audit": ["jax_privacy"],
+    "reproduce": ["pooch"],
     "flows": ["flowjax"],
 }
 PACKAGES = [name for names in EXTRAS.values() for name in names]
@@ -31,7 +32,7 @@ def absent(monkeypatch, package: str) -> None:
     """Make a package look as if it were not installed, and forget what has imported it."""
     for name in list(sys.modules):
         uses = name in ("dpvim.plots", "dpvim.synthesis.analysis.glm")
-        if uses or name.startswith("dpvim.synthesis.report."):
+        if uses or name.startswith(("dpvim.synthesis.report.", "dpvim.experiments.")):
             monkeypatch.delitem(sys.modules, name)
         elif name.startswith(f"{package}."):
             monkeypatch.setitem(sys.modules, name, None)
@@ -62,6 +63,7 @@ COMMANDS = [
     ("matplotlib", "report", "report twin"),
     ("PIL", "report", "report twin"),
     ("jax_privacy", "audit", "audit --quick"),
+    ("matplotlib", "reproduce", "reproduce ou"),
 ]
 
 

@@ -7,6 +7,9 @@ import pytest
 
 import dpvim
 from dpvim.experiments import adult
+from dpvim.experiments.adult_experiments import ADULT, ADULT_NOISE
+from dpvim.experiments.experiment import AS_PUBLISHED, Scope
+from dpvim.experiments.running import reproduce
 
 needs_adult = pytest.mark.skipif(
     adult.find() is None, reason="the Adult data are not here (set DPVIM_DATA to their folder)"
@@ -47,3 +50,50 @@ def test_missing_data_are_explained(monkeypatch, tmp_path):
     monkeypatch.setenv("DPVIM_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="DPVIM_DATA"):
         adult.load()
+
+
+def test_data_that_nobody_has_named_are_downloaded_once(monkeypatch, tmp_path):
+    monkeypatch.delenv("DPVIM_DATA", raising=False)
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / name)
+    asked = []
+
+    def retrieve(url, known_hash, name, folder, progressbar):
+        asked.append((url.rpartition("/")[2], known_hash.startswith("sha256:")))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+
+    monkeypatch.setattr("pooch.retrieve", retrieve)
+    assert adult.find() is None
+    assert adult.fetch() == adult.fetch() == adult.find()
+    assert asked == [("adult.data", True), ("adult.test", True)]
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no network"), ValueError("another hash")])
+def test_a_download_that_fails_says_how_to_get_the_data(monkeypatch, tmp_path, error):
+    monkeypatch.delenv("DPVIM_DATA", raising=False)
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / name)
+
+    def retrieve(*args, **options):
+        raise error
+
+    monkeypatch.setattr("pooch.retrieve", retrieve)
+    with pytest.raises(FileNotFoundError, match=r"download failed .*data set 2.*DPVIM_DATA"):
+        adult.load()
+
+
+@pytest.mark.long
+@needs_adult
+def test_the_papers_claims_on_adult_in_short(tmp_path):
+    published = reproduce(ADULT, Scope(epsilons=(10.0,), ways=(AS_PUBLISHED,)), tmp_path)
+    assert [verdict.judgement for verdict in published.verdicts] == ["holds"] * 3
+    last = published.summary[published.summary.estimate == "last"].set_index("variant")
+    # ../shared/reference.md: the published code, 3 seeds, at the same noise.
+    for variant, (means, stds) in {
+        "vanilla": (4.47, 3.78),
+        "aligned_natural": (3.67, 2.45),
+    }.items():
+        assert last.means[variant] == pytest.approx(means, rel=0.08)
+        assert last.stds[variant] == pytest.approx(stds, rel=0.08)
+    noise = reproduce(ADULT_NOISE, Scope(epsilons=(10.0,), repeats=4), tmp_path)
+    assert noise.done == 4
+    assert noise.verdicts[0].judgement == "holds"

@@ -11,6 +11,7 @@ from dpvim.cli.audit_command import audit
 from dpvim.cli.common import print_version
 from dpvim.cli.fit_command import fit
 from dpvim.cli.report_command import report
+from dpvim.cli.reproduce_command import reproduce
 from dpvim.cli.schema_commands import schema_app
 from dpvim.cli.twin_commands import plan, sample, synth
 
@@ -21,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(schema_app, name="schema")
-for command in (plan, synth, sample, analyze, report, fit, audit):
+for command in (plan, synth, sample, analyze, report, fit, audit, reproduce):
     app.command()(command)
 
 

@@ -10,8 +10,16 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pandas as pd
+import platformdirs
 from scipy import special
 
+from dpvim._extras import require
+
+_SOURCE = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
+_SHA256 = {
+    "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+    "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+}
 _COLUMNS = [
     "age",
     "workclass",
@@ -45,21 +53,47 @@ class Adult(NamedTuple):
 
 
 def find() -> Path | None:
-    """The folder with adult.data and adult.test, by the variable DPVIM_DATA; None if not there."""
-    folder = Path(os.environ.get("DPVIM_DATA", "data")) / "adult"
-    return folder if (folder / "adult.data").exists() else None
+    """The folder with adult.data and adult.test: the one that the variable DPVIM_DATA names has it,
+    or, without that variable, it was downloaded before. None if they are not there."""
+    given = os.environ.get("DPVIM_DATA")
+    folder = _downloads() if given is None else Path(given) / "adult"
+    return folder if all((folder / name).exists() for name in _SHA256) else None
+
+
+def fetch() -> Path:
+    """The folder with the data, downloaded and checked if it is not there.
+
+    Raises:
+        FileNotFoundError: If they cannot be had; says how to get them.
+    """
+    folder = find()
+    if folder is not None:
+        return folder
+    reason = "DPVIM_DATA names a folder without them"
+    if "DPVIM_DATA" not in os.environ:
+        pooch = require("pooch", extra="reproduce")
+        try:
+            for name, digest in _SHA256.items():
+                url = f"{_SOURCE}/{name}"
+                pooch.retrieve(url, f"sha256:{digest}", name, _downloads(), progressbar=False)
+            return _downloads()
+        except (OSError, ValueError) as error:  # no network; another file than expected
+            reason = f"the download failed ({type(error).__name__})"
+    raise FileNotFoundError(
+        f"the Adult data were not found, and {reason}: expected a folder adult/ with adult.data "
+        f"and adult.test (UCI Machine Learning Repository, data set 2: {_SOURCE}) in the folder "
+        "that the environment variable DPVIM_DATA names."
+    )
+
+
+def _downloads() -> Path:
+    return platformdirs.user_cache_path("dpvim") / "adult"
 
 
 def load() -> Adult:
     """Read and encode both parts: rows without missing values, most frequent level dropped,
     continuous columns standardised, a column of ones at the end."""
-    folder = find()
-    if folder is None:
-        raise FileNotFoundError(
-            "the Adult data were not found: expected the folder adult/ with adult.data and "
-            "adult.test (UCI Machine Learning Repository, data set 2) in the folder that the "
-            "environment variable DPVIM_DATA names."
-        )
+    folder = fetch()
     train, test = (_read(folder / name) for name in ("adult.data", "adult.test"))
     categorical = [c for c in train.columns if c not in [*_CONTINUOUS, "income"]]
     blocks: list[tuple[list[str], np.ndarray, np.ndarray]] = []

@@ -1,0 +1,244 @@
+"""Run an experiment: cell by cell, both cores, and never the same cell twice.
+
+A finished cell is a line of a file. A run that was interrupted, at whatever moment, goes on with
+the cells that have no line; a line that was cut short counts as none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.metadata
+import itertools
+import json
+import os
+import platform
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from dpvim._progress import ProgressBar, show_progress
+from dpvim.experiments.experiment import Cell, CellResult, Experiment, Scope, Verdict
+from dpvim.files import new_file, write_json
+from dpvim.fitting import fit_many
+from dpvim.result import Fit
+
+_DIGITS = 6
+_PACKAGES = ("dpvim", "jax", "jaxlib", "numpyro", "optax", "numpy", "pandas", "dp-accounting")
+
+
+class Outcome(NamedTuple):
+    """An experiment that was run, at least in part.
+
+    Attributes:
+        folder: With results.csv, summary.csv, summary.json, figure.png and manifest.json.
+        summary: The table that is shown.
+        verdicts: On the paper's claims.
+        done, wanted: Numbers of cells.
+    """
+
+    folder: Path
+    summary: pd.DataFrame
+    verdicts: list[Verdict]
+    done: int
+    wanted: int
+
+
+def reproduce(
+    experiment: Experiment,
+    scope: Scope,
+    folder: Path,
+    *,
+    progress: bool | None = None,
+    run: bool = True,
+) -> Outcome:
+    """Run the cells that have not been run, then write table, figure and manifest.
+
+    Args:
+        experiment: Which one.
+        scope: How much of it.
+        folder: For the results of all experiments.
+        progress: Show a progress bar. Default: if standard error is a terminal.
+        run: False to write what there is already.
+    """
+    cells = experiment.cells(scope)
+    if not cells:
+        raise ValueError(f"{experiment.name}: there is nothing to run for what was asked.")
+    store = CellStore(folder / "cells" / f"{experiment.store_name}.jsonl")
+    if run:
+        _run_missing(experiment, cells, store, show_progress(progress))
+    return _write(experiment, scope, cells, store, folder / experiment.name)
+
+
+def _run_missing(
+    experiment: Experiment, cells: Sequence[Cell], store: CellStore, show: bool
+) -> None:
+    todo = [cell for cell in cells if cell not in store]
+    work = sum(_cost(cell) for cell in todo)
+    with ProgressBar(work, show=show, label=experiment.name) as bar:
+        for batch in _batches(experiment, todo):
+            began = time.perf_counter()
+            with quiet():
+                results = experiment.run(batch)
+            seconds = (time.perf_counter() - began) / len(batch)
+            for cell, result in zip(batch, results, strict=True):
+                store.add(cell, result, seconds)
+            bar.advance(sum(_cost(cell) for cell in batch))
+
+
+def _cost(cell: Cell) -> int:
+    return int(cell.get("num_steps", 1))
+
+
+def _batches(experiment: Experiment, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
+    """Cells that may be run together, next to each other in the order of the experiment."""
+    for _, group in itertools.groupby(cells, key=experiment.together):
+        members, most = list(group), experiment.most_together
+        yield from (members[i : i + most] for i in range(0, len(members), most))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without what a user is told of seeds, of delta and of convergence.
+
+    Nothing here is for release, and what has not converged is what is measured.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def fits(model: Any, *data: Any, each: Sequence[Mapping[str, Any]], **options: Any) -> list[Fit]:
+    """`fit_many`, where an interruption is one: a cell is done or it is not.
+
+    Raises:
+        KeyboardInterrupt: If Ctrl-C stopped the fits.
+    """
+    found = fit_many(model, *data, each=each, progress=False, **options)
+    if any(fit.interrupted for fit in found):
+        raise KeyboardInterrupt
+    return found
+
+
+class CellStore:
+    """A file of finished cells, one json document a line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._entries: dict[str, dict[str, Any]] = {}
+        if path.exists():
+            self._read()
+
+    def _read(self) -> None:
+        content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        for line in whole.splitlines():
+            entry = json.loads(line)
+            self._entries[_key(entry["cell"])] = entry
+        if len(whole) < len(content):  # the process was killed while it wrote
+            with self.path.open("r+b") as file:
+                file.truncate(len(whole))
+
+    def __contains__(self, cell: Cell) -> bool:
+        return _key(cell) in self._entries
+
+    def add(self, cell: Cell, result: CellResult, seconds: float) -> None:
+        """Append a finished cell; when this returns it is on the disk."""
+        entry = {
+            "cell": dict(cell),
+            "rows": [_plain(row) for row in result.rows],
+            "arrays": _plain(result.arrays),
+            "seconds": round(seconds, 2),
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._entries[_key(cell)] = entry
+
+    def entries(self, cells: Iterable[Cell] | None = None) -> list[dict[str, Any]]:
+        """What was measured in those of the cells (default: all) that are done."""
+        if cells is None:
+            return list(self._entries.values())
+        keys = (_key(cell) for cell in cells)
+        return [self._entries[key] for key in keys if key in self._entries]
+
+
+def _key(cell: Cell) -> str:
+    return json.dumps(_plain(cell), sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    """Values that json has, with as many digits as anybody will look at."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | list | tuple):
+        return [_plain(item) for item in (value.tolist() if hasattr(value, "tolist") else value)]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+
+
+def rows_of(entries: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A row for each measurement, with its cell's settings, seconds and arrays."""
+    rows = []
+    for entry in entries:
+        common = {**entry["cell"], "seconds": entry["seconds"]}
+        arrays = {name: np.array(values) for name, values in entry["arrays"].items()}
+        rows += [{**common, **row, **arrays} for row in entry["rows"]]
+    return pd.DataFrame(rows)
+
+
+def _write(
+    experiment: Experiment, scope: Scope, cells: Sequence[Cell], store: CellStore, folder: Path
+) -> Outcome:
+    entries = store.entries(cells)
+    if not entries:
+        raise ValueError(f"{experiment.name}: no cell has been run yet.")
+    frame = rows_of(entries)
+    summary, verdicts = experiment.summarise(frame), experiment.judge(frame)
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {name for entry in entries for name in entry["arrays"]}
+    numbers = frame.drop(columns=list(arrays))
+    numbers.to_csv(folder / "results.csv", index=False, float_format=f"%.{_DIGITS}g")
+    summary.to_csv(folder / "summary.csv", index=False, float_format="%.5g")
+    table = json.loads(summary.to_json(orient="records", double_precision=6))
+    judged = [verdict._asdict() for verdict in verdicts]
+    write_json(folder / "summary.json", {"summary": table, "verdicts": judged})
+    write_json(folder / "manifest.json", _manifest(experiment, scope, cells, entries))
+    with new_file(folder / "figure.png") as path:
+        experiment.draw(frame).savefig(path, dpi=130)
+    return Outcome(folder, summary, verdicts, len(entries), len(cells))
+
+
+def _manifest(
+    experiment: Experiment,
+    scope: Scope,
+    cells: Sequence[Cell],
+    entries: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    seeds = {entry["cell"].get("seed") for entry in entries}
+    return {
+        "experiment": experiment.name,
+        "paper": experiment.paper,
+        "size": "quick" if scope.quick else "full",
+        "scope": {key: _of_path(value) for key, value in scope._asdict().items()},
+        "cells": {"done": len(entries), "wanted": len(cells)},
+        "repeats": {"here": len(seeds), "paper": experiment.repeats},
+        "seconds": round(sum(entry["seconds"] for entry in entries), 1),
+        "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "not_for_release": "seeds are fixed, and constants were read off the data as in the paper",
+    }
+
+
+def _of_path(value: Any) -> Any:
+    return value.name if isinstance(value, Path) else value
