@@ -45,6 +45,11 @@ def colour_of(variant: str) -> str:
     return _LOOKS[variant][0] if variant in _LOOKS else GREY
 
 
+def marker_of(variant: str) -> str:
+    """The variant's marker in all figures."""
+    return _LOOKS[variant][1] if variant in _LOOKS else "x"
+
+
 def line(
     ax: Axes, table: pd.DataFrame, x: str, y: str, variant: str, *, label: str = "", **style: Any
 ) -> None:
