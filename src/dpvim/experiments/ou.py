@@ -155,6 +155,13 @@ def stationary_covariance(
     return found[:DIM, :DIM]
 
 
+def as_printed(noise_multiplier: float) -> Float[np.ndarray, "d d"]:
+    """The paper's equation for SGD to the letter: a root B of the other noise's covariance."""
+    dp = noise_of_gradient(noise_multiplier) - problem().gradient_noise
+    root = np.real(linalg.sqrtm(problem().gradient_noise))
+    return lyapunov(rates_of("sgd", noise_multiplier), root + dp)
+
+
 def predictions(optimizer: str, noise_multiplier: float) -> dict[str, Float[np.ndarray, "d d"]]:
     """The covariance in continuous and in discrete time."""
     rates, noise = rates_of(optimizer, noise_multiplier), noise_of_gradient(noise_multiplier)
@@ -302,6 +309,7 @@ def _judge(frame: pd.DataFrame) -> list[Verdict]:
             "The stationary covariance of SGD's iterates solves the Lyapunov equation (with the "
             "covariances of all noises on its right).",
         ),
+        _judge_printed(table[table["optimizer"] == "sgd"]),
         _judge_power(
             frame[frame["optimizer"] == "sgd"],
             "The covariance of the iterates grows linearly with sigma^2 (SGD).",
@@ -331,6 +339,23 @@ def _judge_equation(table: pd.DataFrame, claim: str) -> Verdict:
     )
     judgement: Judgement = "holds in part" if not off.all() else "does not hold"
     return Verdict(claim, measured, judgement if off.any() else "holds")
+
+
+def _judge_printed(table: pd.DataFrame) -> Verdict:
+    ratios = [
+        variance * DIM / float(np.trace(as_printed(noise)))
+        for noise, variance in zip(table["noise_multiplier"], table["variance"], strict=True)
+    ]
+    close = [abs(ratio - 1) < _TOLERANCE for ratio in ratios]
+    noises = list(table["noise_multiplier"])
+    measured = (
+        f"trace of the measured covariance over that of the equation: {ratios[0]:.3f} at noise "
+        f"multiplier {noises[0]:g}, {ratios[-1]:.3f} at {noises[-1]:g}, where the DP noise is all "
+        f"({int(table['repeats'].min())} repeats)."
+    )
+    claim = "The equation as printed, with alpha (B + sigma^2 I) and B not squared (SGD)."
+    judgement: Judgement = "holds in part" if any(close) else "does not hold"
+    return Verdict(claim, measured, "holds" if all(close) else judgement)
 
 
 def _judge_power(frame: pd.DataFrame, claim: str) -> Verdict:
