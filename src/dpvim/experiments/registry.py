@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
+from dpvim._extras import require
 from dpvim.experiments.experiment import Experiment
 
 # By module, so that a command that needs one does not import all.
@@ -27,6 +26,7 @@ NAMES = (*_WHERE, RUNTIME)
 def find(name: str) -> Experiment:
     """The experiment of that name."""
     module, _, attribute = _WHERE[name].partition(":")
-    found = getattr(import_module(f"dpvim.experiments.{module}"), attribute)
-    assert isinstance(found, Experiment)
+    found: Experiment = getattr(
+        require(f"dpvim.experiments.{module}", extra="reproduce"), attribute
+    )
     return found
