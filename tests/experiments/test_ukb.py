@@ -117,7 +117,7 @@ def test_experiments_share_cells():
 
     init, epochs, _, natural = map(keys, ALL)
     assert len(init & epochs) == 40
-    assert len(init & natural) == 30
+    assert len(init & natural) == 40
     assert len({experiment.store_name for experiment in ALL}) == 1
 
 

@@ -160,6 +160,8 @@ def _natural_cells(scope: Scope) -> list[Cell]:
         for variant in ("natural", "aligned_natural")
         for setting in _published(scope, variant, clip_norm=norm)
     ]
+    # A trial that starts close to the optimum is compared with aligned from the same start.
+    settings += _published(scope, "aligned", init_scale=0.1)
     settings += [
         setting for trial in trials for setting in _published(scope, "aligned_natural", **trial)
     ]

@@ -84,6 +84,10 @@ def draw_init(frame: pd.DataFrame) -> Figure:
                 color=pictures.colour_of(variant),
                 label=pictures.name_of(variant),
             )
+            for x, y, start in zip(
+                own[columns[0]], own[columns[1]], own["init_scale"], strict=True
+            ):
+                axes[0, 0].annotate(f" {start:g}", (x, y), fontsize=7)
             for ax, column in zip(axes[0, 1:], columns, strict=True):
                 pictures.line(ax, own, "init_scale", column, variant)
     ours = frame[(frame["way"] == RECOMMENDED) & (frame["estimate"] == "average")]
@@ -95,6 +99,8 @@ def draw_init(frame: pd.DataFrame) -> Figure:
         _defaults_line(ax, frame, column)
         pictures.finish(ax, f"{label} at the end", "initial standard deviation", label, log="x")
     starts = sorted(last["init_scale"].unique()) if len(last) else []
+    for ax in axes[0, 1:]:
+        pictures.ticks(ax, starts)
     shown = [s for s in (0.01, 0.1, 1.0) if s in starts] if len(starts) > 2 else starts
     for place, start in enumerate(shown):
         runs = last[last["init_scale"] == start]
@@ -222,7 +228,10 @@ def draw_natural(frame: pd.DataFrame) -> Figure:
 
 
 def _draw_trials(ax: Axes, last: pd.DataFrame, trials: pd.DataFrame, column: str) -> None:
-    _curves(ax, last[last["variant"] == "aligned"], column, "aligned")
+    for start, style in {1.0: "-", 0.1: ":"}.items():
+        runs = last[(last["variant"] == "aligned") & (last["init_scale"] == start)]
+        label = "aligned" if start == 1 else f"aligned, start {start:g}"
+        _curves(ax, runs, column, "aligned", linestyle=style, label=label)
     settings = trials.groupby(["clip_norm", "init_scale", "learning_rate"], sort=False)
     greens = ("#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#777777")
     for colour, ((norm, start, rate), runs) in zip(greens, settings, strict=False):

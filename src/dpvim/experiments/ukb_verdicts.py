@@ -407,8 +407,8 @@ def judge_natural(frame: pd.DataFrame) -> list[Verdict]:
     found = []
     if not _published(frame).empty:
         found = [_judge_slower(frame), _judge_smaller_clip(frame), _judge_trials(frame)]
-    aligned = _published(frame, variant="aligned")
-    return found + _defaults(frame, aligned, "aligned")
+    aligned = _published(frame, variant="aligned", init_scale=1.0)
+    return found + _defaults(frame, aligned, "aligned from standard deviations of 1")
 
 
 def _natural(frame: pd.DataFrame, variant: str, clip_norm: float) -> pd.DataFrame:
@@ -419,7 +419,7 @@ def _natural(frame: pd.DataFrame, variant: str, clip_norm: float) -> pd.DataFram
 
 
 def _judge_slower(frame: pd.DataFrame) -> Verdict:
-    aligned = _published(frame, variant="aligned")
+    aligned = _published(frame, variant="aligned", init_scale=1.0)
     natural, both = (_natural(frame, v, 0.1) for v in ("natural", "aligned_natural"))
     found = {
         "aligned against natural, means": Comparison.of(aligned, natural, "means_pooled"),
@@ -453,12 +453,12 @@ def _judge_smaller_clip(frame: pd.DataFrame) -> Verdict:
 
 
 def _judge_trials(frame: pd.DataFrame) -> Verdict:
-    """The best setting of aligned natural beside aligned, by errors without the start in them."""
-    aligned = _published(frame, variant="aligned")
+    """The best setting of aligned natural, and aligned from the same start."""
     runs = _published(frame, variant="aligned_natural")
     by = ["clip_norm", "init_scale", "learning_rate"]
     best = runs.groupby(by)["both_plain"].mean().idxmin()
     chosen = runs[(runs[by] == list(best)).all(axis=1)]
+    aligned = _published(frame, variant="aligned", init_scale=best[1])
     found = {name: Comparison.of(chosen, aligned, column) for name, column in _PLAIN.items()}
     paper = _natural(frame, "aligned_natural", 0.1)
     told = "; ".join(f"{name} {each}" for name, each in found.items())
@@ -470,8 +470,9 @@ def _judge_trials(frame: pd.DataFrame) -> Verdict:
     return Verdict(
         "(Asked here) There are settings with which aligned natural converges as well as aligned.",
         f"Best are C = {best[0]:g}, start {best[1]:g}, learning rate {best[2]:g}: {told} for "
-        f"aligned. Median norm of a record's gradient over C, {'; '.join(norms)}: where it is far "
-        f"below one, noise drowns it; far above, the clip has the say {_repeats(chosen)}.",
+        f"aligned from the same start. Median norm of a record's gradient over C, "
+        f"{'; '.join(norms)}: where it is far below one, noise drowns it; far above, the clip has "
+        f"the say {_repeats(chosen)}.",
         share_judged([not _is_worse(each) for each in found.values()]),
     )
 
