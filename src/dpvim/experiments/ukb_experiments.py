@@ -160,11 +160,12 @@ def _natural_cells(scope: Scope) -> list[Cell]:
         for variant in ("natural", "aligned_natural")
         for setting in _published(scope, variant, clip_norm=norm)
     ]
-    # A trial that starts close to the optimum is compared with aligned from the same start.
-    settings += _published(scope, "aligned", init_scale=0.1)
-    settings += [
-        setting for trial in trials for setting in _published(scope, "aligned_natural", **trial)
-    ]
+    for trial in trials:
+        settings += _published(scope, "aligned_natural", **trial)
+        # Beside aligned with the same start and rate, which make most of the difference.
+        shared = {name: value for name, value in trial.items() if name != "clip_norm"}
+        rivals = _published(scope, "aligned", **shared)
+        settings += [rival for rival in rivals if rival not in settings]
     return _repeated(scope, [*settings, *_recommended(scope)])
 
 

@@ -155,6 +155,8 @@ def draw_average(frame: pd.DataFrame) -> Figure:
 
     published = frame[frame["way"] == AS_PUBLISHED]
     published = published[published["epsilon"] == frame["epsilon"].min()]
+    if published.empty:
+        return draw_epochs(frame)
     starts = sorted(published["init_scale"].unique(), reverse=True)
     figure, axes = pictures.panels(2, 2, width=6.0)
     ours = frame[(frame["way"] == RECOMMENDED) & (frame["estimate"] == "noise-aware")]
@@ -206,8 +208,10 @@ def _draw_windows(ax: Axes, published: pd.DataFrame, starts: Sequence[float]) ->
 def draw_natural(frame: pd.DataFrame) -> Figure:
     """Traces by the natural variants' clip norm, and of the trials."""
     last = _last(frame)
+    if last.empty:
+        return draw_epochs(frame)
     names = ("natural", "aligned_natural")
-    rate = last.loc[last["variant"] == "aligned", "learning_rate"].iloc[0]
+    rate = last.loc[last["variant"] == "vanilla", "learning_rate"].iloc[0]
     plain = (last["init_scale"] == 1.0) & (last["learning_rate"] == rate)
     natural = last[last["variant"].isin(names)]
     norms = sorted(natural.loc[plain, "clip_norm"].unique(), reverse=True)
@@ -228,12 +232,14 @@ def draw_natural(frame: pd.DataFrame) -> Figure:
 
 
 def _draw_trials(ax: Axes, last: pd.DataFrame, trials: pd.DataFrame, column: str) -> None:
+    rate = last.loc[last["variant"] == "vanilla", "learning_rate"].iloc[0]
     for start, style in {1.0: "-", 0.1: ":"}.items():
-        runs = last[(last["variant"] == "aligned") & (last["init_scale"] == start)]
+        usual = (last["variant"] == "aligned") & (last["learning_rate"] == rate)
+        runs = last[usual & (last["init_scale"] == start)]
         label = "aligned" if start == 1 else f"aligned, start {start:g}"
         _curves(ax, runs, column, "aligned", linestyle=style, label=label)
     settings = trials.groupby(["clip_norm", "init_scale", "learning_rate"], sort=False)
     greens = ("#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#777777")
-    for colour, ((norm, start, rate), runs) in zip(greens, settings, strict=False):
-        label = f"trial: C = {norm:g}, start {start:g}, rate {rate:g}"
+    for colour, ((norm, start, own_rate), runs) in zip(greens, settings, strict=False):
+        label = f"trial: C = {norm:g}, start {start:g}, rate {own_rate:g}"
         _curves(ax, runs, column, "aligned_natural", color=colour, label=label, linestyle="--")
