@@ -30,7 +30,8 @@ from dpvim.experiments.experiment import (
     mean_and_error,
 )
 from dpvim.experiments.optimum import MeanField, mean_field_optimum
-from dpvim.inference.families import Family, mean_field
+from dpvim.inference.families import SCALE_TRANSFORMS, Family, mean_field
+from dpvim.inference.families.mean_field import MeanFieldParams
 from dpvim.inference.variants import make_variant
 from dpvim.privacy.norm_counts import COUNT_SHARE
 
@@ -114,8 +115,10 @@ def _run(cells: Sequence[Cell]) -> list[CellResult]:
 def _measure(cell: Cell) -> CellResult:
     data, optimum = _data(), _optimum()
     family = mean_field(data.X.shape[1])
-    scale = SCALE if cell["place"] == AT_SCALE else jnp.asarray(optimum.scale, jnp.float32)
-    params = family.init(jnp.asarray(optimum.loc, jnp.float32), scale)
+    at_scale = np.full(family.dim, SCALE)
+    scale = jnp.asarray(at_scale if cell["place"] == AT_SCALE else optimum.scale, jnp.float32)
+    raw_scale = SCALE_TRANSFORMS[family.scale_transform].inverse(scale)
+    params = MeanFieldParams(jnp.asarray(optimum.loc, jnp.float32), raw_scale)
     eta = jax.random.normal(jax.random.key(cell["seed"]), (family.dim,))
     norms = norms_of_parts(cell["variant"], family, params, eta, data.X, data.y)
     rows = [
