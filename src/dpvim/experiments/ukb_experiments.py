@@ -49,6 +49,7 @@ NATURAL_TRIALS: tuple[dict[str, Any], ...] = (
     {"clip_norm": 0.02, "learning_rate": 1e-2},
     {"clip_norm": 0.02, "init_scale": 0.1},
     {"clip_norm": 0.01, "init_scale": 0.1},
+    {"clip_norm": 0.005, "init_scale": 0.1},
     {"clip_norm": 0.01, "init_scale": 0.1, "learning_rate": 3e-3},
 )
 _MOST_TOGETHER = 2

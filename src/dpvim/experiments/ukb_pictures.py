@@ -128,6 +128,8 @@ def draw_epochs(frame: pd.DataFrame) -> Figure:
             )
         _defaults_line(ax, frame, column)
         pictures.finish(ax, f"{label} at the end, same epsilon", "steps", label, log="x")
+        pictures.ticks(ax, sorted(usual["num_steps"].unique()))
+        ax.tick_params(axis="x", rotation=30)
     others = last[(last["variant"] == "vanilla") & (last["clip_norm"] != _PUBLISHED_CLIP_NORM)]
     if len(others):
         _draw_clip_norms(axes[0, 2], last[last["num_steps"] == others["num_steps"].iloc[0]])
@@ -170,9 +172,8 @@ def draw_average(frame: pd.DataFrame) -> Figure:
             ax.errorbar(place, values.mean(), error, fmt="o", color=pictures.colour_of("aligned"))
         if len(ours):
             ax.axhline(ours["rmse"].mean(), color="black", linestyle=":", linewidth=1.2)
-            ax.annotate(
-                pictures.name_of("default"), (len(names) - 1, ours["rmse"].mean()), fontsize=8
-            )
+            label = f" {pictures.name_of('default')}"
+            ax.annotate(label, (0, ours["rmse"].mean()), fontsize=8, va="bottom")
         ax.set_xticks(range(len(names)), names, rotation=30, ha="right")
         pictures.finish(ax, f"downstream coefficients, start {start:g}", "", "RMSE")
     _draw_windows(axes[1, 0], published, starts)
@@ -239,7 +240,7 @@ def _draw_trials(ax: Axes, last: pd.DataFrame, trials: pd.DataFrame, column: str
         label = "aligned" if start == 1 else f"aligned, start {start:g}"
         _curves(ax, runs, column, "aligned", linestyle=style, label=label)
     settings = trials.groupby(["clip_norm", "init_scale", "learning_rate"], sort=False)
-    greens = ("#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#777777")
+    greens = ("#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#777777", "#D55E00")
     for colour, ((norm, start, own_rate), runs) in zip(greens, settings, strict=False):
         label = f"trial: C = {norm:g}, start {start:g}, rate {own_rate:g}"
         _curves(ax, runs, column, "aligned_natural", color=colour, label=label, linestyle="--")
