@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import warnings
+import zipfile
 
 import numpy as np
 import numpyro
@@ -11,6 +13,7 @@ import pytest
 
 import dpvim
 from dpvim.inference.steering import SteeredReleases
+from dpvim.posterior.from_releases.steered import closed_form
 from dpvim.types import ConvergenceWarning
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-5}
@@ -117,24 +120,94 @@ def test_an_interrupted_fit_goes_on_from_where_it_was(ctrl_c, monkeypatch):
     assert np.abs((whole.posterior.loc - mean) / whole.posterior.scale).max() < 3
 
 
-def test_parameters_of_the_prior_alone_keep_it():
+def groups_model(group, y=None):
     """The mean of a population of groups is in no record's likelihood."""
+    mu = numpyro.sample("mu", dist.Normal(1, 3))
+    with numpyro.plate("groups", 3):
+        a = numpyro.sample("a", dist.Normal(mu, 2))
+    with numpyro.plate("records", group.shape[0]):
+        numpyro.sample("y", dist.Normal(a[group], 1), obs=y)
 
-    def model(group, y=None):
-        mu = numpyro.sample("mu", dist.Normal(1, 3))
-        with numpyro.plate("groups", 3):
-            a = numpyro.sample("a", dist.Normal(mu, 2))
-        with numpyro.plate("records", group.shape[0]):
-            numpyro.sample("y", dist.Normal(a[group], 1), obs=y)
 
+@pytest.fixture(scope="module")
+def groups():
     rng = np.random.default_rng(0)
     group = rng.integers(0, 3, 2000)
-    y = np.array([0.0, 2.0, 5.0])[group] + rng.normal(size=2000)
-    fit = dpvim.fit(model, group, y, epsilon=4.0, delta=1e-5, seed=0)
+    return group, np.array([0.0, 2.0, 5.0])[group] + rng.normal(size=2000)
+
+
+@pytest.fixture(scope="module")
+def groups_fit(groups):
+    return dpvim.fit(groups_model, *groups, epsilon=4.0, delta=1e-5, seed=0)
+
+
+def test_parameters_of_the_prior_alone_are_learnt_from_the_others(groups, groups_fit):
+    group, y = groups
     means = [y[group == g].mean() for g in range(3)]
-    assert fit.releases.informed.tolist() == [0, 1, 1, 1]
-    assert np.abs((fit.posterior.mean["a"] - means) / fit.posterior.std["a"]).max() < 3
-    assert fit.posterior.mean["mu"] == pytest.approx(1, abs=0.2)
+    posterior = groups_fit.posterior
+    assert groups_fit.releases.informed.tolist() == [0, 1, 1, 1]
+    assert posterior.doubts == ()
+    assert np.abs((posterior.mean["a"] - means) / posterior.std["a"]).max() < 3
+    precision = 1 / 9 + 3 / 4  # intercepts are known far better than their spread
+    assert posterior.mean["mu"] == pytest.approx((1 / 9 + sum(means) / 4) / precision, abs=0.1)
+    assert posterior.std["mu"] == pytest.approx(precision**-0.5, rel=0.06)
+
+
+def test_a_hierarchy_has_all_that_a_posterior_has(groups, groups_fit):
+    posterior = groups_fit.posterior
+    summary = posterior.summary()
+    assert summary.converged.all()
+    assert (summary.dp_share < 1).all()
+    assert summary.dp_share["mu"] < summary.dp_share["a[0]"]
+    assert set(posterior.sample(10, seed=0)) == {"mu", "a"}
+    assert posterior.predict(groups_model, groups[0][:5], num_samples=7)["y"].shape == (7, 5)
+    assert np.isfinite(posterior.log_prob(posterior.mean))
+    assert posterior.to_arviz(50).posterior["a"].shape == (1, 50, 3)
+    again = groups_fit.posterior_from("releases")
+    np.testing.assert_array_equal(again.loc, posterior.loc)
+
+
+def test_a_saved_hierarchy_has_its_draws(groups_fit, tmp_path):
+    path = tmp_path / "fit.npz"
+    groups_fit.save(path, not_for_release=True)
+    loaded = dpvim.load(path)
+    np.testing.assert_array_equal(loaded.posterior.loc, groups_fit.posterior.loc)
+    np.testing.assert_array_equal(loaded.posterior.dp_scale, groups_fit.posterior.dp_scale)
+    assert loaded.posterior.reason == groups_fit.posterior.reason
+    loaded.save(tmp_path / "again.npz", not_for_release=True)
+    again = dpvim.load(tmp_path / "again.npz").posterior
+    np.testing.assert_array_equal(again.loc, groups_fit.posterior.loc)
+
+
+def test_a_hierarchy_in_an_older_file_has_gaussians_for_a_prior(groups_fit, tmp_path):
+    path, older = tmp_path / "fit.npz", tmp_path / "older.npz"
+    groups_fit.save(path, not_for_release=True)
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(older, "w") as copy:
+        for name in archive.namelist():
+            if not name.startswith("draws."):
+                copy.writestr(name, archive.read(name))
+    posterior = dpvim.load(older).posterior
+    assert "independent Gaussians" in posterior.reason
+    assert posterior.mean["mu"] == pytest.approx(1, abs=0.2)
+
+
+def test_draws_of_other_shapes_are_refused(groups_fit, tmp_path):
+    path, odd = tmp_path / "fit.npz", tmp_path / "odd.npz"
+    groups_fit.save(path, not_for_release=True)
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros((10, 3)))
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(odd, "w") as copy:
+        for name in archive.namelist():
+            changed = name == "draws.latents.npy"
+            copy.writestr(name, buffer.getvalue() if changed else archive.read(name))
+    with pytest.raises(dpvim.FileError, match="draws"):
+        dpvim.load(odd)
+
+
+def test_priors_that_are_gaussians_where_it_matters_keep_the_closed_form(fit):
+    closed = closed_form(fit.releases, fit.plan, fit.prior).mixture
+    np.testing.assert_array_equal(fit.posterior.loc, closed.loc)
+    np.testing.assert_array_equal(fit.posterior.scale, closed.scale)
 
 
 @pytest.mark.long

@@ -30,7 +30,7 @@ from dpvim.options import FitOptions
 from dpvim.privacy.plan import Plan
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.privacy.steps import StepCounter
-from dpvim.types import Origin
+from dpvim.types import LogPrior, Origin
 
 if TYPE_CHECKING:
     from dpvim.posterior.from_releases.regression import GaussianPrior
@@ -131,6 +131,11 @@ class PreparedFit:
         if self._prior is None:
             self._prior = gaussian_prior(self.bridged)
         return self._prior
+
+    @property
+    def log_prior(self) -> LogPrior:
+        """The log-density of the model's prior of the unconstrained latent."""
+        return self.bridged.by_record.log_prior
 
     def steering(self, init_params: Mapping[str, Any] | None = None) -> Steering | None:
         """Steering of a run from its beginning; None if an optimiser moves it."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 from jaxtyping import Array
 from numpyro.infer.autoguide import AutoGuide
@@ -23,6 +22,7 @@ from dpvim.inference.families import Family
 from dpvim.inference.release_sums import LARGEST_FULL_DIM, ReleaseSums
 from dpvim.inference.steering import SteeredReleases, Steering
 from dpvim.inference.trace import Trace
+from dpvim.posterior.doubts import warn_of_doubts
 from dpvim.posterior.from_trace import (
     EstimateName,
     NoiseAwareness,
@@ -35,11 +35,12 @@ from dpvim.privacy.plan import Plan, PrivacyPlan
 from dpvim.privacy.statement import NoPrivacy, PrivacyStatement, round_up
 from dpvim.privacy.steps import StepCounter
 from dpvim.serialization import SavedFit
-from dpvim.types import ConvergenceWarning, NotPrivateError, Origin
+from dpvim.types import NotPrivateError, Origin
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from dpvim.posterior.from_releases.exact_prior import PriorDraws
     from dpvim.posterior.from_releases.regression import GaussianPrior
 
 
@@ -67,6 +68,7 @@ class Fit:
         saved_prior: A Gaussian that stands for the model's prior, in a fit that was loaded.
         several_modes: Whether the model declares that its posterior has several modes.
         is_mixture: Whether an observed site of the model is a mixture of distributions.
+        saved_draws: Draws of the posterior with the model's own prior, in a fit that was loaded.
         session: What took the steps, to go on with; None for a fit that was loaded. It knows the
             shapes of the data, so it is for the data holder; `save` leaves it out.
     """
@@ -80,6 +82,7 @@ class Fit:
     saved_prior: GaussianPrior | None = None
     several_modes: bool = False
     is_mixture: bool = False
+    saved_draws: PriorDraws | None = None
     session: Session | None = None
 
     @functools.cached_property
@@ -96,14 +99,14 @@ class Fit:
         `posterior.not_converged` and `posterior.summary()` name them.
         """
         found = self._from_trace if self._why_not_releases else self._from_releases
-        _warn_of_doubts(found, stacklevel=4)
+        warn_of_doubts(found, stacklevel=4)
         return found
 
     @functools.cached_property
     def averaged(self) -> Posterior:
         """The average of the converged part of the trace: ``posterior_from("trace")``."""
         found = self._from_trace
-        _warn_of_doubts(found, stacklevel=4)
+        warn_of_doubts(found, stacklevel=4)
         return found
 
     @single_precision
@@ -134,7 +137,7 @@ class Fit:
                 "method='releases' does not look at the trace: leave out noise_aware= and window=."
             )
         found = self._from_releases
-        _warn_of_doubts(found, stacklevel=4)
+        warn_of_doubts(found, stacklevel=4)
         return found
 
     def posterior_at(
@@ -223,16 +226,33 @@ class Fit:
                 "for variant='aligned', in fits (and files) made with this version."
             )
         from dpvim.posterior.from_releases import mixture_from_releases
-        from dpvim.posterior.from_releases.steered import mixture_from_windows
 
-        every = self.trace.every
-        infer: Any = mixture_from_releases
-        if isinstance(self.releases, SteeredReleases):
-            infer = functools.partial(mixture_from_windows, is_mixture=self.is_mixture)
-        found = infer(self.releases, self.plan, self.prior, snapshot_steps=every)
-        why_not = self._why_not_releases
+        why_not, every = self._why_not_releases, self.trace.every
         reason = "identified by them" if why_not is None else f"asked for, although {why_not}"
-        return self._as_posterior(found, "releases", reason)
+        if not isinstance(self.releases, SteeredReleases):
+            found = mixture_from_releases(
+                self.releases, self.plan, self.prior, snapshot_steps=every
+            )
+            return self._as_posterior(found, "releases", reason)
+        steered, draws = self._from_windows
+        if draws is None and self.session is None and (self.releases.informed == 0).any():
+            reason += ", with independent Gaussians for the prior: the file has no draws"
+        return self._as_posterior(steered, "releases", reason)
+
+    @functools.cached_property
+    def _from_windows(self) -> tuple[Any, PriorDraws | None]:
+        """The posterior of a steered run, and its draws if it has no closed form."""
+        from dpvim.posterior.from_releases.exact_prior import posterior_from_windows
+
+        return posterior_from_windows(
+            cast(SteeredReleases, self.releases),
+            cast(PrivacyPlan, self.plan),
+            self.prior,
+            log_prior=None if self.session is None else self.session.prepared.log_prior,
+            draws=self.saved_draws,
+            snapshot_steps=self.trace.every,
+            is_mixture=self.is_mixture,
+        )
 
     @property
     def interrupted(self) -> bool:
@@ -276,6 +296,8 @@ class Fit:
             with contextlib.suppress(NotImplementedError):  # a prior that cannot be drawn from
                 saved = saved._replace(prior=self.prior)
             saved = saved._replace(releases=self.releases)
+        if isinstance(self.releases, SteeredReleases) and self.releases.is_complete:
+            saved = saved._replace(draws=self._from_windows[1])
         serialization.write(path, saved)
 
     def plot_trace(self, **options: Any) -> Figure:
@@ -374,41 +396,3 @@ def _why_not_private(privacy: PrivacyStatement | NoPrivacy) -> str:
     if isinstance(privacy, NoPrivacy):
         return "it used the data without clipping or noise"
     return "its noise came from a given seed"
-
-
-def _named(names: list[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
-
-
-def _warn_of_doubts(posterior: Posterior, *, stacklevel: int) -> None:
-    if posterior.not_converged:
-        warnings.warn(_doubts_message(posterior), ConvergenceWarning, stacklevel=stacklevel)
-
-
-def _doubts_message(posterior: Posterior) -> str:
-    if posterior.doubts:
-        return "the posterior is doubtful: " + " Also: ".join(posterior.doubts)
-    from_releases = posterior.method == "releases"
-    return (_lack_of_fit_message if from_releases else _drift_message)(posterior)
-
-
-def _lack_of_fit_message(posterior: Posterior) -> str:
-    names = posterior.not_converged
-    return (
-        f"the released gradients do not tell {len(names)} of {posterior.loc.size} parameters: "
-        f"{_named(names)}. They do not lie on one line within their noise, or the line leads "
-        "further away than the run has been: it has not arrived, or the log-likelihood is not "
-        "close to a quadratic there. The intervals of these parameters may be far off. "
-        "Take more steps or a larger learning rate if the trace is still on its way, start closer "
-        "to the answer (init_params, from public knowledge), or probe less wide (probe_width=1)."
-    )
-
-
-def _drift_message(posterior: Posterior) -> str:
-    names = posterior.not_converged
-    return (
-        f"{len(names)} of {posterior.loc.size} parameters have not converged: "
-        f"{_named(names)}. The trace is too short, or still on its way, to tell how far noise has "
-        "moved them, and their intervals may be too narrow. Take more steps or a larger learning "
-        "rate, or a larger epsilon."
-    )

@@ -1,10 +1,10 @@
 """Fits as files: arrays and a page of json in one archive, no code.
 
 A saved fit holds what was released (the trace, and sums of the released gradients), the plan, the
-statement, the supports of the sites and a Gaussian that stands for their prior. That is enough to
-draw from the posterior without the data and without the model's source.
-Nothing in a file is ever executed: arrays are read without pickle, names are looked up in fixed
-tables.
+statement, the supports of the sites, a Gaussian that stands for their prior, and draws of the
+posterior where no Gaussian can. That is enough to draw from the posterior without the data and
+without the model's source. Nothing in a file is ever executed: arrays are read without pickle,
+names are looked up in fixed tables.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from dpvim.privacy.plan import NonPrivatePlan, Plan, PrivacyPlan
 from dpvim.privacy.statement import NoPrivacy, PrivacyStatement
 
 if TYPE_CHECKING:
+    from dpvim.posterior.from_releases.exact_prior import PriorDraws
     from dpvim.posterior.from_releases.regression import GaussianPrior
 
 FORMAT = "dpvim fit"
@@ -44,7 +45,7 @@ VERSION = 1
 _ALWAYS_READ = 64 * 2**20
 _MOST_EXPANSION = 50
 
-_RELEASES, _WINDOWS, _PRIOR = "releases", "windows", "prior"
+_RELEASES, _WINDOWS, _PRIOR, _DRAWS = "releases", "windows", "prior", "draws"
 # Supports without parameters, by the name of their class.
 _PLAIN_SUPPORTS = {
     type(c).__name__: c
@@ -67,7 +68,7 @@ class FileError(ValueError):
 
 
 class SavedFit(NamedTuple):
-    """Contents of a file; files of older versions have no releases and no prior."""
+    """Contents of a file; files of older versions have no releases, no prior and no draws."""
 
     plan: Plan
     privacy: PrivacyStatement | NoPrivacy
@@ -78,6 +79,7 @@ class SavedFit(NamedTuple):
     prior: GaussianPrior | None = None
     several_modes: bool = False
     is_mixture: bool = False
+    draws: PriorDraws | None = None
 
 
 def write(path: str | Path, saved: SavedFit) -> None:
@@ -96,7 +98,7 @@ def write(path: str | Path, saved: SavedFit) -> None:
     }
     arrays = {"steps": saved.trace.steps, **saved.trace.params._asdict()}
     kind = _WINDOWS if isinstance(saved.releases, SteeredReleases) else _RELEASES
-    for group, part in ((kind, saved.releases), (_PRIOR, saved.prior)):
+    for group, part in ((kind, saved.releases), (_PRIOR, saved.prior), (_DRAWS, saved.draws)):
         if part is not None:
             arrays |= {f"{group}.{name}": array for name, array in part._asdict().items()}
     with new_file(path) as partial, zipfile.ZipFile(partial, "w") as archive:
@@ -116,6 +118,7 @@ def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 def read(path: str | Path) -> SavedFit:
     """Read a fit, or say what is wrong with the file."""
+    from dpvim.posterior.from_releases.exact_prior import PriorDraws
     from dpvim.posterior.from_releases.regression import GaussianPrior
 
     source = Path(path)
@@ -135,7 +138,9 @@ def read(path: str | Path) -> SavedFit:
             if releases is None:
                 releases = _optional(archive, _WINDOWS, SteeredReleases)
             prior = _optional(archive, _PRIOR, GaussianPrior)
-        return _assemble(meta, space, family, arrays, releases, prior)
+            draws = _optional(archive, _DRAWS, PriorDraws)
+        saved = _assemble(meta, space, family, arrays, releases, prior)
+        return saved if draws is None else _with_draws(saved, draws)
     except FileError:
         raise
     except zipfile.BadZipFile as error:
@@ -239,8 +244,21 @@ def _assemble(
     if prior is not None:
         zeros = type(prior)(np.zeros(space.dim), np.zeros(space.dim))
         _check_like("prior", prior, zeros)
-    modes = {name: bool(meta.get(name, False)) for name in ("several_modes", "is_mixture")}
-    return SavedFit(plan, privacy, Trace(steps, params), space, family, releases, prior, **modes)
+    saved = SavedFit(plan, privacy, Trace(steps, params), space, family, releases, prior)
+    return saved._replace(
+        several_modes=bool(meta.get("several_modes", False)),
+        is_mixture=bool(meta.get("is_mixture", False)),
+    )
+
+
+def _with_draws(saved: SavedFit, draws: PriorDraws) -> SavedFit:
+    nothing = np.zeros(())
+    _check_like(
+        _DRAWS,
+        draws,
+        type(draws)(np.zeros((max(2, len(draws.latents)), saved.space.dim)), *(nothing,) * 3),
+    )
+    return saved._replace(draws=draws)
 
 
 def _zeros_like(releases: ReleaseSums | SteeredReleases, dim: int) -> Any:

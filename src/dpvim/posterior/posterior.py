@@ -25,6 +25,7 @@ from dpvim.privacy.randomness import fresh_key
 if TYPE_CHECKING:
     import pandas as pd
 
+    from dpvim.posterior.drawn import DrawnPosterior
     from dpvim.posterior.from_releases import GaussianMixture
 
 # Means and intervals of transformed sites come from this many draws with a fixed key, so that
@@ -37,8 +38,8 @@ class Posterior:
     """A distribution over the unconstrained latent, transformed to the model's sites.
 
     Attributes:
-        latent_dist: A distribution from the trace or a mixture from the releases, the part of its
-            spread that is DP noise, and the windows behind it.
+        latent_dist: A distribution from the trace, or a mixture or draws from the releases; the
+            part of its spread that is DP noise, and the windows behind it.
         space: The model's sites.
         snapshot_steps: Steps between snapshots, to convert windows to steps.
         privacy: The privacy statement, as plain values.
@@ -47,7 +48,7 @@ class Posterior:
         remarks: Reasons to doubt it that its distribution does not know of.
     """
 
-    latent_dist: GaussianPosterior | ReparametrisedPosterior | GaussianMixture
+    latent_dist: GaussianPosterior | ReparametrisedPosterior | GaussianMixture | DrawnPosterior
     space: LatentSpace
     snapshot_steps: int
     privacy: Mapping[str, Any]

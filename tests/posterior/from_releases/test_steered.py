@@ -18,7 +18,7 @@ from steered_cases import (
 from dpvim.inference.variants import CLIP_SHIFT
 from dpvim.inference.windows import NUM_NARROW
 from dpvim.posterior.from_releases.regression import GaussianPrior
-from dpvim.posterior.from_releases.steered import clip_shift, mixture_from_windows
+from dpvim.posterior.from_releases.steered import clip_shift, closed_form
 from dpvim.privacy.norm_counts import COUNT_SHARE
 
 PRIOR = GaussianPrior(np.zeros(4), SCALE)
@@ -28,7 +28,7 @@ EXACT = np.linalg.inv(PRECISION + np.diag(1 / SCALE**2))
 def posterior_of(noise_multiplier, seed=0, **settings):
     plan = plan_of(noise_multiplier)
     releases = run_to_the_end(new_steering(plan=plan), seed=seed, plan=plan, **settings)
-    return mixture_from_windows(releases, plan, PRIOR), releases, plan
+    return closed_form(releases, plan, PRIOR).mixture, releases, plan
 
 
 def test_without_much_noise_the_posterior_is_that_of_the_quadratic():
@@ -103,7 +103,7 @@ def test_a_curvature_that_is_surely_negative_is_doubted(least, doubted):
     _, releases, plan = posterior_of(10.0)
     curvature, variance = np.diag([1.0, 1.0, 1.0, least]), np.full((4, 4), 0.01)
     bent = releases._replace(curvature=curvature, variance=variance)
-    doubts = mixture_from_windows(bent, plan, PRIOR).doubts
+    doubts = closed_form(bent, plan, PRIOR).mixture.doubts
     assert any("not concave" in doubt for doubt in doubts) == doubted
 
 
@@ -120,7 +120,7 @@ def test_coordinates_without_information_have_their_prior():
         return np.where(informed, quadratic(known), 0.0)
 
     releases = run_to_the_end(new_steering(informed, plan), plan=plan, gradient=gradient)
-    found = mixture_from_windows(releases, plan, PRIOR._replace(loc=np.array([0, 0, 0.7, 0])))
+    found = closed_form(releases, plan, PRIOR._replace(loc=np.array([0, 0, 0.7, 0]))).mixture
     assert found.loc[2] == pytest.approx(0.7)
     assert found.scale[2] == pytest.approx(SCALE[2])
     assert found.scale[0] < 0.2

@@ -11,8 +11,8 @@ were too long in all; counts of the norms tell that length. So
 
 .. math:: g = A u^* + N(0, \nu^2 + c^2), \qquad u^* \mid \theta \sim N(u, A^{-1}),
 
-and given A the posterior of theta is Gaussian. Eigenvalues of A are drawn from their posterior, and
-the result is the mixture.
+and given A and a Gaussian prior the posterior of theta is Gaussian. Eigenvalues of A are drawn from
+their posterior, and the result is the mixture. `exact_prior` puts the model's own prior into it.
 
 Whatever says that a quadratic does not hold, or that the run has not arrived, is a doubt: the
 windows disagree, probes explain less than they should, a curvature is negative, many records are
@@ -70,7 +70,19 @@ class ClipShift(NamedTuple):
     shift: float
 
 
-def mixture_from_windows(
+class ClosedForm(NamedTuple):
+    """A posterior with independent Gaussians for a prior.
+
+    Attributes:
+        mixture: The posterior.
+        without_noise: Its covariance had the gradients been released exactly.
+    """
+
+    mixture: GaussianMixture
+    without_noise: Float[np.ndarray, "d d"]
+
+
+def closed_form(
     releases: SteeredReleases,
     plan: PrivacyPlan,
     prior: GaussianPrior,
@@ -78,10 +90,11 @@ def mixture_from_windows(
     snapshot_steps: int = 1,
     is_mixture: bool = False,
     seed: int = 0,
-) -> GaussianMixture:
-    """Infer the posterior from the windows of a steered run.
+) -> ClosedForm:
+    """Infer the posterior from the windows of a steered run, with Gaussians for a prior.
 
-    Coordinates that the likelihood does not depend on have their prior.
+    Coordinates that the likelihood does not depend on have their prior. `exact_prior` puts the
+    model's own in its place.
 
     Args:
         releases: The windows; all narrow ones must be there.
@@ -118,11 +131,11 @@ def mixture_from_windows(
     windows = Windows(
         np.full(dim, int(narrow.sum()) // snapshot_steps + 1), np.full(dim, not doubts)
     )
-    without_noise = np.square(prior.scale)
-    without_noise[informed] = np.einsum("ij,jk,ik->i", factor, exact, factor)
+    without_noise = np.diag(np.square(prior.scale))
+    without_noise[np.ix_(informed, informed)] = factor @ exact @ factor.T
     found = GaussianMixture(*mixture, np.zeros(dim), windows, np.ones(dim), doubts, clip.share)
-    added = np.maximum(0.0, np.square(found.scale) - without_noise)
-    return found._replace(dp_scale=np.sqrt(added))
+    added = np.maximum(0.0, np.square(found.scale) - np.diagonal(without_noise))
+    return ClosedForm(found._replace(dp_scale=np.sqrt(added)), without_noise)
 
 
 def clip_shift(releases: SteeredReleases, plan: PrivacyPlan) -> ClipShift:
