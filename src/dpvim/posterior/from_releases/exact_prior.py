@@ -25,8 +25,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
-from numpyro.infer.hmc import hmc
 
 from dpvim._compile import jit_once, jit_quickly, single_precision
 from dpvim.inference.steering import SteeredReleases
@@ -128,16 +126,28 @@ def draws_with_prior(
         The draws; None if `mixture` would hardly change.
     """
     programs = _compiled(log_prior)
-    key_weigh, key_sample = jax.random.split(jax.random.key(seed))
-    drawn = mixture.draw(key_weigh, _WEIGHED_DRAWS)
-    exact = np.asarray(programs.log_priors(jnp.asarray(drawn, jnp.float32)), float)
-    log_weights = exact + 0.5 * np.square((drawn - prior.loc) / prior.scale).sum(axis=1)
-    log_weights = np.where(np.isfinite(log_weights), log_weights, -np.inf)
+
+    def log_weights_of(drawn: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+        exact = np.asarray(programs.log_priors(np.asarray(drawn, np.float32)), float)
+        logs = exact + 0.5 * np.square((drawn - prior.loc) / prior.scale).sum(axis=1)
+        return np.where(np.isfinite(logs), logs, -np.inf)
+
+    # In NumPy: most models end here, and compile nothing but their prior.
+    components = len(mixture.locs)
+    size = (components, -(-_WEIGHED_DRAWS // components), mixture.loc.size)
+    eta = np.random.default_rng(seed).normal(size=size)
+    evenly = mixture.locs[:, None] + eta @ mixture.factors.swapaxes(1, 2)
+    log_weights = log_weights_of(evenly.reshape(-1, mixture.loc.size))
     weights = np.exp(log_weights - log_weights.max())
     if weights.sum() ** 2 > _SHARE_OF_GAUSSIAN * len(weights) * np.square(weights).sum():
         return None
+    from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+
+    key_weigh, key_sample = jax.random.split(jax.random.key(seed))
+    drawn = mixture.draw(key_weigh, _WEIGHED_DRAWS)
+    log_weights = log_weights_of(drawn)
     # Chains start at draws that the weights choose.
-    ranks = log_weights + np.random.default_rng(seed).gumbel(size=len(weights))
+    ranks = log_weights + np.random.default_rng(seed).gumbel(size=len(drawn))
     away = drawn[np.argsort(-ranks)[:_CHAINS]] - mixture.loc
     root = np.linalg.cholesky(mixture.covariance)
     starts = jnp.asarray(np.linalg.solve(root, away.T).T, jnp.float32)
@@ -209,6 +219,8 @@ def _compiled(log_prior: LogPrior) -> _Programs:
     """Programs for a prior: fits of one model share them."""
 
     def run_chain(key: Array, start: Array, target: _Target, lengths: Array) -> tuple[Array, Array]:
+        from numpyro.infer.hmc import hmc
+
         init, step = hmc(
             lambda place: -(target.log_likelihood(place) + log_prior(target.latent(place))),
             algo="HMC",
