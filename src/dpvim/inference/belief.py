@@ -173,6 +173,7 @@ def advance(
     *,
     width: float,
     clipped: float,
+    relief: float = 1.0,
     prior_loc: Float[np.ndarray, " d"],
     prior_scale: Float[np.ndarray, " d"],
 ) -> Belief:
@@ -184,8 +185,11 @@ def advance(
         window: Its place in the run.
         width: Width of wide probes, in units of L.
         clipped: Share of the records that were clipped, as it was released.
+        relief: By how much L is to be smaller than the approximation, because of the clip.
         prior_loc, prior_scale: The model's prior.
     """
+    # The optimum is where it was, in however small a metric.
+    width = width * relief
     gain = belief.variance / (belief.variance + measured.variance)
     belief = belief._replace(
         curvature=belief.curvature + gain * (measured.curvature - belief.curvature),
@@ -214,7 +218,8 @@ def advance(
     if not window.is_wide:
         return belief
     too_many = np.clip(clipped - _CLIPPED_TARGET, -_CLIPPED_TARGET, 1.0)
-    return _reframed(belief, values * np.exp(2 * too_many), vectors, move / width)
+    shrunk = values * relief**2 * np.exp(2 * too_many)
+    return _reframed(belief, shrunk, vectors, move / width)
 
 
 def _spread(

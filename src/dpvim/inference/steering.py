@@ -7,7 +7,8 @@ known error. Then, in units that the approximation itself defines,
 
 * the belief about A is updated, entry by entry, as a Kalman filter does;
 * the centre moves by a Newton step, shortened where the noise is larger than the step;
-* L becomes the Cholesky factor of the inverse of curvature and prior together.
+* L becomes the Cholesky factor of the inverse of curvature and prior together, or smaller where
+  counts of norms say that the clip does more harm than noise (`dpvim.inference.clip_relief`).
 
 The first window probes with the prior's median and scales. There all gradients are clipped, and
 point at the data: scales shrink by an order of magnitude a window until few are. All of it is a
@@ -24,6 +25,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from dpvim.inference.belief import Belief, advance, measure
+from dpvim.inference.clip_relief import relief
 from dpvim.inference.windows import NUM_WINDOWS, Window, windows_of
 from dpvim.privacy.norm_counts import COUNT_SHARE, NORM_BIN_ENDS, NUM_NORM_BINS
 from dpvim.privacy.plan import Plan
@@ -159,6 +161,7 @@ class Steering:
             window,
             width=self._width,
             clipped=self._clipped(self._done),
+            relief=relief(self._sums.counts, self._sums.steps, plan, len(found.point)),
             **self._prior,
         )
         self._done += 1

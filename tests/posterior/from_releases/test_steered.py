@@ -124,3 +124,22 @@ def test_coordinates_without_information_have_their_prior():
     assert found.loc[2] == pytest.approx(0.7)
     assert found.scale[2] == pytest.approx(SCALE[2])
     assert found.scale[0] < 0.2
+
+
+def test_gradients_that_all_point_one_way_are_doubted():
+    found, releases, plan = posterior_of(20.0)
+    assert found.doubts == ()
+    moving = releases._replace(gradient=releases.gradient.copy())
+    moving.gradient[-NUM_NARROW:, 0] += 3.0
+    (doubt,) = closed_form(moving, plan, PRIOR).mixture.doubts
+    assert "still on its way" in doubt
+
+
+def test_runs_that_have_arrived_are_seldom_said_to_be_on_their_way():
+    doubts = [doubt for seed in range(40) for doubt in posterior_of(150.0, seed=seed)[0].doubts]
+    assert sum("on its way" in doubt for doubt in doubts) <= 2
+
+
+def test_a_metric_that_was_shrunk_for_a_few_records_is_doubted():
+    found, _, _ = posterior_of(20.0, clipped=0.1)
+    assert any("a few records have gradients many times as long" in d for d in found.doubts)

@@ -28,6 +28,7 @@ from jaxtyping import Float
 from scipy.stats import chi2
 
 from dpvim.inference.belief import Belief, Spectrum, log_eigenvalue_grid
+from dpvim.inference.clip_relief import believed_counts, count_error, excess, relief
 from dpvim.inference.steering import SteeredReleases
 from dpvim.inference.variants import CLIP_SHIFT
 from dpvim.inference.windows import NUM_NARROW, NUM_WIDE
@@ -38,11 +39,11 @@ from dpvim.privacy.norm_counts import COUNT_SHARE, NORM_BIN_ENDS
 from dpvim.privacy.plan import PrivacyPlan
 
 _COMPONENTS = 256
-# Counts of norms far above the clip norm are believed if they are so many standard deviations
-# above zero: there a little noise would be multiplied by a large number. Norms that have a mean
-# have tails that fall by half an octave, so that much is believed of other counts.
-_FAR, _BELIEVED = 4.0, 3.0
 _SIGNIFICANCE_LEVEL = 1e-3
+# The same for the gradients of the last windows, and the least mean square of their entries that
+# matters: with the posterior's curvature they are about one where the centre is one standard
+# deviation off.
+_STILL_MOVING, _MATTERS = 3e-3, 0.5
 # Doubts: variance of gradients that a line in the point leaves, in parts of what it explains, and
 # in standard errors, where a little would do and where there is much; a negative curvature in
 # standard errors; the error of curvatures that are about one, and noise in units of the posterior's
@@ -142,19 +143,11 @@ def clip_shift(releases: SteeredReleases, plan: PrivacyPlan) -> ClipShift:
     """Estimate what the clip did, from the counts of norms in the narrow windows."""
     steps = releases.steps[-NUM_NARROW:]
     counts = np.average(releases.counts[-NUM_NARROW:], axis=0, weights=steps)
-    error = plan.noise_stddev / (plan.clip_norm * plan.sampling_prob) / np.sqrt(COUNT_SHARE)
-    error = error / np.sqrt(steps.sum())
-    ends = np.array(NORM_BIN_ENDS)
-    clipped = ends >= 1
-    counts, ends = counts[clipped], ends[clipped]
-    believed = counts > _BELIEVED * error
-    counts = np.where((ends < _FAR) | believed, np.maximum(counts, 0.0), 0.0)
-    for k in range(1, len(counts)):
-        if not believed[k]:
-            counts[k] = min(counts[k], 0.5 * counts[k - 1])
-    too_long = plan.clip_norm * np.sum(counts * (np.sqrt(2) * ends - 1))
+    counts = believed_counts(counts, count_error(plan, steps.sum()))
+    clipped = counts[np.array(NORM_BIN_ENDS) >= 1].sum()
+    too_long = plan.clip_norm * excess(counts)
     shift = CLIP_SHIFT * too_long / np.sqrt(releases.factor.shape[0])
-    return ClipShift(float(counts.sum() / plan.num_examples), float(shift))
+    return ClipShift(float(clipped / plan.num_examples), float(shift))
 
 
 def _spectrum(releases: SteeredReleases) -> Spectrum:
@@ -221,6 +214,12 @@ def _doubts(
             "the log-likelihood is far from a quadratic there. Take more steps (num_steps=), or "
             "start closer to the answer (init_params=, from public knowledge)."
         )
+    if _is_on_its_way(releases, curvature):
+        found.append(
+            "the gradients of the last windows all point the same way: the run is still on its "
+            "way, and its curvature there is smaller than it was taken for. Take more records or a "
+            "larger epsilon, or start closer to the answer (init_params=, from public knowledge)."
+        )
     unexplained, errors = _unexplained(releases, plan, spectrum)
     if any(unexplained > part and errors > least for part, least in _UNEXPLAINED):
         found.append(
@@ -240,12 +239,31 @@ def _doubts(
             "little information for so many parameters. Take more records, a larger epsilon or "
             "fewer parameters."
         )
+    if relief(releases.counts, releases.steps, plan, releases.factor.shape[0]) > 1:
+        found.append(
+            "a few records have gradients many times as long as the others (rare levels, "
+            "outliers), and all were measured in a smaller metric for their sake: directions that "
+            "the data hardly tell apart are less well known than the intervals say. Merge rare "
+            "levels, bound outliers, or take a larger epsilon."
+        )
     if clip.share > _MAX_CLIPPED:
         found.append(
             f"{clip.share:.0%} of the records were clipped: the scale of the posterior was not "
             "found. Take more records, a larger epsilon, or priors closer to the answer."
         )
     return tuple(found)
+
+
+def _is_on_its_way(releases: SteeredReleases, curvature: Float[np.ndarray, "d d"]) -> bool:
+    """True if gradients at the last centres are not zero, by more than noise and by enough to
+    matter. A run that has arrived moves to and fro."""
+    late = slice(-NUM_NARROW // 2, None)
+    steps = releases.steps[late]
+    at_centres = releases.gradient[late] + releases.point[late] @ curvature
+    gradient = np.average(at_centres, axis=0, weights=steps)
+    noise = np.average(releases.noise[late], axis=0, weights=steps) / steps.sum()
+    is_significant = chi2.sf(np.sum(gradient**2 / noise), len(gradient)) < _STILL_MOVING
+    return bool(is_significant and np.mean(gradient**2) > _MATTERS)
 
 
 def _unexplained(
