@@ -21,7 +21,7 @@ Judgement: TypeAlias = Literal["holds", "holds in part", "does not hold"]
 
 
 class Scope(NamedTuple):
-    """How much of an experiment is asked for.
+    """The part of an experiment that is asked for.
 
     Attributes:
         quick: About a minute, enough to see the direction of each claim; else the paper's grid.

@@ -56,7 +56,7 @@ _MOST_TOGETHER = 2
 
 
 class _Size(NamedTuple):
-    """What differs between the paper's grid and a quick look at it."""
+    """Settings that differ between the paper's grid and a quick look at it."""
 
     dims: tuple[int, ...]
     num_examples: int

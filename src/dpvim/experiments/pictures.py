@@ -1,4 +1,4 @@
-"""What the figures of all experiments have in common: colours and markers, panels, error bars.
+"""Looks that the figures of all experiments share: colours and markers, panels, error bars.
 
 Colours are those of Okabe and Ito, which the colour-blind can tell apart; a variant has the same
 one in every figure.

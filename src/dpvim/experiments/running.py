@@ -163,7 +163,7 @@ class CellStore:
         self._entries[_key(cell)] = entry
 
     def entries(self, cells: Iterable[Cell] | None = None) -> list[dict[str, Any]]:
-        """What was measured in those of the cells (default: all) that are done."""
+        """Measurements of those of the cells (default: all) that are done."""
         if cells is None:
             return list(self._entries.values())
         keys = (_key(cell) for cell in cells)

@@ -1,4 +1,4 @@
-"""What the experiments cost here, beside the paper's minutes: the paper's tables of runtimes."""
+"""Cost of the experiments here, beside the paper's minutes: the paper's tables of runtimes."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ def _measure_averages(
 
 
 def _drifts(trace: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Which parameters are still on their way in their window."""
+    """Mark parameters that are still on their way in their window."""
     found = np.zeros(len(lengths), bool)
     for length in np.unique(lengths[lengths > 1]):
         columns = lengths == length
@@ -286,7 +286,7 @@ def _drifts(trace: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def _measure_defaults(study: Study, cell: Cell, fit: Fit) -> CellResult:
-    """What a twin is drawn from: the average of the trace, without and with the noise's variance.
+    """Errors of the average of the trace, with and without the noise's variance.
 
     In parts of the distance at the start of a published run with standard deviations of one.
     """

@@ -60,7 +60,7 @@ _ERRORS = ("means", "stds", "means_pooled", "stds_pooled", "means_rmse", "stds_l
 
 
 def _settings_of(scope: Scope) -> Iterator[dict[str, Any]]:
-    """What all cells share: the table and the budget."""
+    """Settings that all cells share: the table and the budget."""
     table: dict[str, Any] = {"table": ukb.POPULATION}
     if scope.table is not None:
         table = {"table": str(scope.table), "schema": str(scope.schema)}

@@ -100,7 +100,7 @@ def _with_sums(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _defaults(frame: pd.DataFrame, rival: pd.DataFrame, what: str) -> list[Verdict]:
-    """Whether the defaults of today beat a published setting."""
+    """Judge if the defaults of today beat a published setting."""
     ours = frame[(frame["way"] == RECOMMENDED) & (frame["estimate"] == "average")]
     if ours.empty or rival.empty:
         return []

@@ -1,4 +1,4 @@
-r"""How much the metric of a steered run shrinks so that long gradients are not clipped too much.
+r"""A smaller metric for a steered run, so that long gradients are not clipped too much.
 
 In the metric of the posterior the clip norm :math:`c \sqrt{d/N}` suits norms with ordinary tails.
 Some data have others: a record that is one of few with a rare level tells much about its
