@@ -100,10 +100,11 @@ def _one(
             raise typer.Exit(130) from None
         folder, summary, verdicts = outcome.folder, outcome.summary, outcome.verdicts
     if not as_json:
-        typer.echo(f"\n{name}\n")
-        typer.echo(summary.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+        typer.echo(f"\n{name}")
         for verdict in verdicts:
             typer.echo(f"\n- {verdict.claim}\n  {verdict.judgement}: {verdict.measured}")
+        if not verdicts:
+            typer.echo(summary.to_string(index=False))
         typer.echo(f"\nFigure and tables: {folder}")
     return {
         "folder": str(folder),
