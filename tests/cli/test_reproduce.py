@@ -45,6 +45,7 @@ def asked(monkeypatch):
         summarise=lambda frame: mean_and_error(frame, ["way"], ["error"]),
         draw=lambda frame: Figure(),
         judge=lambda frame: [Verdict("It is small.", "0.25", "holds")],
+        takes=frozenset({"ways", "epsilons"}),
     )
     monkeypatch.setattr("dpvim.cli.reproduce_command.find", lambda name: tiny)
     return scopes
@@ -64,7 +65,7 @@ def test_summary_verdicts_and_folder_are_printed(asked, tmp_path):
 
 
 def test_options_reach_the_experiment(asked, tmp_path):
-    options = ["--full", "--recommended", "--seeds", "7", "--epsilons", "0.5,2"]
+    options = ["--full", "--recommended", "--seeds", "7", "--epsilons", "0.5,2,2"]
     assert reproduce("ou", *options, folder=tmp_path).exit_code == 0
     scope = asked[0]
     assert (scope.quick, scope.ways, scope.repeats) == (False, ("recommended",), 7)
@@ -90,8 +91,10 @@ def test_an_interruption_says_how_to_go_on(asked, tmp_path):
     [
         (["ou", "--epsilons", "1;2"], "expected numbers such as 1,4"),
         (["ou", "--epsilons", "0"], "expected positive numbers"),
+        (["ou", "--epsilons", "nan"], "expected positive numbers"),
+        (["ou", "--table", "t.csv", "--schema", "t.toml"], "--table makes no difference"),
         (["ou", "--table", "t.csv"], "expected both or none"),
-        (["ou", "--draw-only"], "no cell has been run yet"),
+        (["ou", "--draw-only"], "no repeat is complete yet"),
         (["runtime"], "were run with --full"),
         (["census"], "'census' is not one of"),
         (["ou", "--epsilon", "1"], "No such option"),

@@ -71,7 +71,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(counting, tmp_path):
     assert sorted(counting.ran) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
 
 
-@pytest.mark.parametrize("left", [1, 20, -1])
+@pytest.mark.parametrize("left", [1, 20, 80])
 def test_a_line_that_was_cut_short_is_run_again(counting, tmp_path, left):
     """The process was killed while it wrote the last cell."""
     reproduce(counting.experiment(), Scope(), tmp_path)
@@ -81,7 +81,32 @@ def test_a_line_that_was_cut_short_is_run_again(counting, tmp_path, left):
     path.write_bytes(whole[:start] + whole[start:][:left])
     assert reproduce(counting.experiment(), Scope(), tmp_path).done == 4
     assert len(counting.ran) == 5
-    assert [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(CellStore(path).entries()) == 4
+    assert reproduce(counting.experiment(), Scope(), tmp_path).done == 4
+    assert len(counting.ran) == 5
+
+
+def test_two_runs_may_share_a_file(counting, tmp_path):
+    first, second = (CellStore(tmp_path / "cells.jsonl") for _ in range(2))
+    for seed in range(20):
+        store = (first, second)[seed % 2]
+        store.add({"seed": seed}, CellResult([{"x": 1.0}]), 1.0)
+    assert len(CellStore(tmp_path / "cells.jsonl").entries()) == 20
+
+
+def test_settings_are_compared_over_complete_repeats_alone(counting, tmp_path):
+    counting.stop_at = 4
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(counting.experiment(), Scope(quick=False), tmp_path)
+    found = reproduce(counting.experiment(), Scope(quick=False), tmp_path, run=False)
+    assert (found.done, found.wanted) == (5, 6)
+    assert found.summary["repeats"].tolist() == [2, 2]
+
+
+def test_options_that_would_be_ignored_are_refused(counting, tmp_path):
+    for scope in (Scope(epsilons=(1.0,)), Scope(ways=("recommended",)), Scope(table=tmp_path)):
+        with pytest.raises(ValueError, match="leave it out"):
+            reproduce(counting.experiment(), scope, tmp_path)
 
 
 def test_what_was_run_is_written_with_its_settings(counting, tmp_path):
@@ -90,7 +115,7 @@ def test_what_was_run_is_written_with_its_settings(counting, tmp_path):
     assert set(rows) == {"kind", "seed", "num_steps", "seconds", "error"}
     assert rows["error"].tolist() == [0.333333, 0.333333]
     manifest = json.loads((outcome.folder / "manifest.json").read_text())
-    assert manifest["repeats"] == {"here": 1, "paper": 5}
+    assert manifest["repeats"] == {"least": 1, "most": 1, "paper": 5}
     assert manifest["cells"] == {"done": 2, "wanted": 2}
     assert "jax" in manifest["versions"]
     assert (outcome.folder / "figure.png").stat().st_size > 0
@@ -99,7 +124,7 @@ def test_what_was_run_is_written_with_its_settings(counting, tmp_path):
 
 
 def test_nothing_is_run_where_only_a_figure_is_asked_for(counting, tmp_path):
-    with pytest.raises(ValueError, match="no cell has been run"):
+    with pytest.raises(ValueError, match="no repeat is complete yet; 0 of 4"):
         reproduce(counting.experiment(), Scope(), tmp_path, run=False)
     assert not counting.ran
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -33,10 +34,11 @@ def reproduce(
         bool, typer.Option("--recommended", help="Only with dpvim's defaults.")
     ] = False,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Repeats of each setting.  [default: the paper's]")
+        int | None,
+        typer.Option(min=1, help="Repeats of each setting.  [default: the paper's; few if quick]"),
     ] = None,
     epsilons: Annotated[
-        str | None, typer.Option(help="Such as 1,4.  [default: the paper's]")
+        str | None, typer.Option(help="Such as 1,4.  [default: the paper's; fewer if quick]")
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path(
         "reproduction"
@@ -128,6 +130,6 @@ def _numbers(text: str | None) -> tuple[float, ...] | None:
         numbers = tuple(float(part) for part in text.split(","))
     except ValueError:
         raise ValueError(f"--epsilons: expected numbers such as 1,4, got {text!r}.") from None
-    if not numbers or min(numbers) <= 0:
+    if not all(0 < number < math.inf for number in numbers):
         raise ValueError(f"--epsilons: expected positive numbers, got {text!r}.")
-    return numbers
+    return tuple(dict.fromkeys(numbers))

@@ -6,23 +6,25 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 from scipy import special
 
 from dpvim.experiments import adult, pictures
 from dpvim.experiments.experiment import (
     AS_PUBLISHED,
+    DEFAULTS_REVISION,
     RECOMMENDED,
     Cell,
     CellResult,
     Experiment,
-    Judgement,
     Scope,
     Verdict,
     mean_and_error,
 )
 from dpvim.experiments.optimum import MeanField, mean_field_optimum
 from dpvim.experiments.running import fits
+from dpvim.experiments.verdicts import Comparison, Number, judged
 from dpvim.posterior.from_trace import posterior_from_trace
 from dpvim.posterior.metrics import l2_error
 from dpvim.result import Fit
@@ -78,6 +80,7 @@ def _recommended(scope: Scope, seeds: range) -> list[Cell]:
         {
             "way": RECOMMENDED,
             "variant": "default",
+            "defaults": DEFAULTS_REVISION,
             "epsilon": epsilon,
             "relation": relation.value,
             "seed": seed,
@@ -137,21 +140,27 @@ def _measure(cell: Cell, fit: Fit) -> CellResult:
     if cell["way"] == RECOMMENDED:
         posterior = fit.posterior
         steps = {"taken": fit.plan.num_steps, "doubts": len(posterior.doubts)}
-        return CellResult([_errors("posterior", posterior.loc, posterior.scale) | steps])
+        draws = posterior.latent_dist.draw(jax.random.key(0), _PREDICTIVE_DRAWS)
+        return CellResult([_errors("posterior", posterior.loc, posterior.scale, draws) | steps])
     rows = []
     for method in ("last", "trace"):
         found = fit.posterior_from(method, noise_aware=None, window="slope")
-        rows.append(_errors(method, found.loc, found.scale) | {"taken": cell["num_steps"]})
+        draws = _independent_draws(found.loc, found.scale)
+        errors = _errors(method, found.loc, found.scale, draws)
+        rows.append(errors | {"taken": cell["num_steps"]})
     if cell["variant"] != "aligned":
         return CellResult(rows)
     return CellResult(rows, _seen_in_trace(fit))
 
 
-def _errors(estimate: str, loc: np.ndarray, scale: np.ndarray) -> dict[str, Any]:
+def _independent_draws(loc: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    return loc + scale * np.random.default_rng(0).normal(size=(_PREDICTIVE_DRAWS, len(loc)))
+
+
+def _errors(estimate: str, loc: np.ndarray, scale: np.ndarray, draws: np.ndarray) -> dict[str, Any]:
     """Distances from both references, and predictions of the test part."""
     mean_field, posterior = _references()
     data = _data()
-    draws = loc + scale * np.random.default_rng(0).normal(size=(_PREDICTIVE_DRAWS, len(loc)))
     fitted = special.expit(data.X_test @ draws.T).mean(axis=1)
     likely = np.where(data.y_test == 1, fitted, 1 - fitted)
     return {
@@ -195,9 +204,8 @@ def _draw(frame: pd.DataFrame) -> Figure:
         "log_likelihood": "test log-likelihood",
         "accuracy": "test accuracy",
     }
-    mean_field, posterior = _references()
-    floors = _errors("without privacy", mean_field.loc, mean_field.scale)
-    exact = _errors("posterior", posterior.loc, posterior.scale)
+    best = _references()[0]
+    without = _errors("", best.loc, best.scale, _independent_draws(best.loc, best.scale))
     for ax, (column, title) in zip(axes[0], shown.items(), strict=True):
         for variant in CLIP_NORMS:
             part = table[(table.variant == variant) & (table.estimate == "last")]
@@ -209,8 +217,7 @@ def _draw(frame: pd.DataFrame) -> Figure:
             label = f"dpvim's defaults, {relation.value.replace('_', ' ')}"
             pictures.line(ax, part, "epsilon", own, "default", label=label, linestyle=dashes)
         if column in ("accuracy", "log_likelihood"):
-            level = max(floors[column], exact[column])
-            ax.axhline(level, color=pictures.GREY, linestyle="--", linewidth=1)
+            ax.axhline(without[column], color=pictures.GREY, linestyle="--", linewidth=1)
         pictures.finish(ax, title, "epsilon", "", log="x")
         pictures.ticks(ax, sorted(table.epsilon.unique()))
     pictures.legend(figure, axes[0, 0])
@@ -218,94 +225,82 @@ def _draw(frame: pd.DataFrame) -> Figure:
 
 
 def _judge(frame: pd.DataFrame) -> list[Verdict]:
-    table = _summarise(frame)
-    last = table[table.estimate == "last"].set_index(["epsilon", "variant"])
+    last = frame[frame.estimate == "last"]
     verdicts = []
     if len(last):
-        epsilons = sorted({epsilon for epsilon, _ in last.index})
         verdicts = [
-            _best_variant(last, epsilons, "means"),
-            _worse_than(last, epsilons, "vanilla", "aligned", "stds"),
-            _worse_than(last, epsilons, "natural", "aligned", "means"),
+            _best_variant(last),
+            _worse_than(last, "vanilla", "aligned", "stds"),
+            _worse_than(last, "natural", "aligned", "means"),
         ]
-    if set(table.way) == {AS_PUBLISHED, RECOMMENDED}:
-        verdicts += [_defaults_win(table, column) for column in ("means", "stds")]
+    if set(frame.way) == {AS_PUBLISHED, RECOMMENDED}:
+        verdicts += [_defaults_win(frame, column) for column in ("means", "stds")]
     return verdicts
 
 
-def _best_variant(last: pd.DataFrame, epsilons: Sequence[float], column: str) -> Verdict:
-    """Is aligned natural the closest to the fit without privacy, in means and stds?"""
-    wins, told = 0, []
-    for epsilon in epsilons:
-        found = last.loc[epsilon]
-        total = np.hypot(found.means, found.stds)
-        wins += total.idxmin() == "aligned_natural"
-        means = ", ".join(f"{pictures.name_of(v)} {_pm(found.loc[v], column)}" for v in found.index)
-        told.append(f"epsilon {epsilon:g}: {means}")
+def _best_variant(last: pd.DataFrame) -> Verdict:
+    """Judge if aligned natural is closest to the fit without privacy, means and stds together."""
+    last = last.assign(both=np.hypot(last.means, last.stds))
+    passed, told = [], []
+    for epsilon, group in last.groupby("epsilon"):
+        of = dict(list(group.groupby("variant")))
+        best = of.pop("aligned_natural")
+        passed.append(all(Comparison.of(best, other, "both").is_clear for other in of.values()))
+        errors = [("aligned natural", best), *((pictures.name_of(v), of[v]) for v in of)]
+        each = ", ".join(
+            f"{name} {Number.of(runs.means)} / {Number.of(runs.stds)}" for name, runs in errors
+        )
+        told.append(f"epsilon {epsilon:g}: {each}")
     return Verdict(
         "The aligned natural variant is closest to the non-private parameters.",
-        "; ".join(told),
-        _share_judgement(wins, len(epsilons)),
+        f"Means / stds, {'; '.join(told)} {_repeats(last)}",
+        judged(passed),
     )
 
 
-def _worse_than(
-    last: pd.DataFrame, epsilons: Sequence[float], worse: str, better: str, column: str
-) -> Verdict:
-    """Is one variant's error larger than another's by more than two standard errors?"""
-    wins, told = 0, []
-    for epsilon in epsilons:
-        a, b = last.loc[(epsilon, worse)], last.loc[(epsilon, better)]
-        wins += a[column] - b[column] > 2 * _gap_error(a, b, column)
-        pair = f"{_pm(a, column)} against {_pm(b, column)}"
-        told.append(f"epsilon {epsilon:g}: {pair}")
+def _worse_than(last: pd.DataFrame, worse: str, better: str, column: str) -> Verdict:
+    passed, told = [], []
+    for epsilon, group in last.groupby("epsilon"):
+        low, high = (group[group.variant == variant] for variant in (better, worse))
+        found = Comparison.of(low, high, column)
+        passed.append(found.is_clear)
+        told.append(f"epsilon {epsilon:g}: {found.larger} against {found.smaller}")
     return Verdict(
         f"The {pictures.name_of(worse)} variant learns {column} worse than the "
         f"{pictures.name_of(better)} one.",
-        "; ".join(told),
-        _share_judgement(wins, len(epsilons)),
+        f"{'; '.join(told)} {_repeats(last)}",
+        judged(passed),
     )
 
 
-def _defaults_win(table: pd.DataFrame, column: str) -> Verdict:
-    """Do the defaults beat the best published variant, each against its own family?"""
-    wins, told = 0, []
-    epsilons = sorted(table.epsilon.unique())
-    ours = table[(table.way == RECOMMENDED) & (table.relation == Relation.REPLACE_ONE.value)]
-    published = table[table.way == AS_PUBLISHED]
-    own = f"{column}_posterior"
-    for epsilon in epsilons:
-        mine = ours[ours.epsilon == epsilon].iloc[0]
-        others = published[published.epsilon == epsilon]
-        best = others.loc[others[column].idxmin()]
-        wins += mine[own] < best[column]
+def _defaults_win(frame: pd.DataFrame, column: str) -> Verdict:
+    """Judge if the defaults beat the best published variant, each against its own family."""
+    ours = frame[(frame.way == RECOMMENDED) & (frame.relation == Relation.REPLACE_ONE.value)]
+    ours = ours.assign(**{column: ours[f"{column}_posterior"]})
+    published = frame[frame.way == AS_PUBLISHED]
+    passed, told = [], []
+    for epsilon, mine in ours.groupby("epsilon"):
+        others = published[published.epsilon == epsilon].groupby(["variant", "estimate"])
+        name = others[column].mean().idxmin()
+        best = others.get_group(name)
+        found = Comparison.of(mine, best, column)
+        is_short = 10 * mine.taken.max() <= best.taken.max()
+        passed.append(found.is_clear and is_short)
         told.append(
-            f"epsilon {epsilon:g}: {_pm(mine, own)} in {mine.taken:,.0f} steps against "
-            f"{_pm(best, column)} ({pictures.name_of(best.variant)}, {best.estimate}) in "
-            f"{best.taken:,.0f}"
+            f"epsilon {epsilon:g}: {found.smaller} in {mine.taken.max():,.0f} steps against "
+            f"{found.larger} ({pictures.name_of(name[0])}, {name[1]}) in {best.taken.max():,.0f}"
         )
+    doubted = f"{(ours.doubts > 0).sum()} of {len(ours)} fits with defaults are doubted"
     return Verdict(
-        f"dpvim's defaults have a smaller error of {column} than any published variant, at the "
-        "same epsilon and relation and a tenth of the steps.",
-        "; ".join(told),
-        _share_judgement(wins, len(epsilons)),
+        f"(Ours) dpvim's defaults have a smaller error of {column} than any published variant, at "
+        "the same epsilon and relation and a tenth of the steps.",
+        f"{'; '.join(told)}; {doubted} {_repeats(ours)}",
+        judged(passed),
     )
 
 
-def _pm(row: Any, column: str) -> str:
-    error = row[f"{column}_se"]
-    return f"{row[column]:.2f}" + (f" ± {error:.2f}" if np.isfinite(error) else "")
-
-
-def _gap_error(a: Any, b: Any, column: str) -> float:
-    return float(np.nan_to_num(np.hypot(a[f"{column}_se"], b[f"{column}_se"])))
-
-
-def _share_judgement(wins: int, of: int) -> Judgement:
-    """A claim about each epsilon holds if it does at all of them."""
-    if wins == of:
-        return "holds"
-    return "holds in part" if wins else "does not hold"
+def _repeats(frame: pd.DataFrame) -> str:
+    return f"({frame.seed.nunique()} repeats)."
 
 
 ADULT = Experiment(
@@ -320,6 +315,7 @@ ADULT = Experiment(
     judge=_judge,
     together=lambda cell: (cell["way"], cell["variant"], cell["relation"]),
     most_together=_MOST_TOGETHER,
+    takes=frozenset({"ways", "epsilons"}),
 )
 
 
@@ -360,8 +356,8 @@ def _draw_noise(frame: pd.DataFrame) -> Figure:
     table = _noise_summary(frame)
     figure, axes = pictures.panels(1, 2)
     ax = axes[0, 0]
-    ax.errorbar(table.epsilon, table.mse, yerr=table.mse_sd, color="#0072B2", marker="o", capsize=2)
-    pictures.line(ax, table, "epsilon", "mse", "aligned", label="from the trace")
+    errors = table.rename(columns={"mse_sd": "mse_se"})
+    pictures.line(ax, errors, "epsilon", "mse", "aligned", label="from the trace")
     look: dict[str, Any] = {"color": pictures.GREY}
     ax.plot(table.epsilon, table.baseline, "--", label="not estimating it", **look)
     ax.plot(table.epsilon, table.floor, ":", label="error of the repeats' own std", **look)
@@ -380,9 +376,6 @@ def _draw_noise(frame: pd.DataFrame) -> Figure:
 
 def _judge_noise(frame: pd.DataFrame) -> list[Verdict]:
     table = _noise_summary(frame)
-    better = int((table.mse < table.baseline).sum())
-    # Close: standard deviations within a quarter of each other.
-    close = int(table.ratio_of_stds.between(0.75, 1.25).sum())
     told = "; ".join(
         f"epsilon {row.epsilon:g}: mean squared error {row.mse:.2g}, baseline {row.baseline:.2g}, "
         f"std {row.ratio_of_stds:.2f} times that of the repeats, {row.converged:.0%} converged"
@@ -394,12 +387,13 @@ def _judge_noise(frame: pd.DataFrame) -> list[Verdict]:
             "The noise seen in converged traces is closer to that of last iterates over repeats "
             "than not estimating it.",
             told + repeats,
-            _share_judgement(better, len(table)),
+            judged((table.mse < table.baseline).tolist()),
         ),
+        # Close: standard deviations within a quarter of each other.
         Verdict(
             "The std inferred from the traces is close to that over repeats.",
             told + repeats,
-            _share_judgement(close, len(table)),
+            judged(table.ratio_of_stds.between(0.75, 1.25).tolist()),
         ),
     ]
 
@@ -417,4 +411,5 @@ ADULT_NOISE = Experiment(
     together=lambda cell: (cell["way"], cell["variant"], cell["relation"]),
     most_together=_MOST_TOGETHER,
     store="adult",
+    takes=frozenset({"epsilons"}),
 )

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 AS_PUBLISHED, RECOMMENDED = "as-published", "recommended"
 WAYS = (AS_PUBLISHED, RECOMMENDED)
 
+# Part of every cell of dpvim's defaults: raise it when `fit` or `synthesize` does something else by
+# default, and these cells are run anew.
+DEFAULTS_REVISION = 2
+
 # Everything that a cell's numbers depend on, in values that json has: ``{"way": ..., "seed": 0}``.
 Cell: TypeAlias = Mapping[str, Any]
 Judgement: TypeAlias = Literal["holds", "holds in part", "does not hold"]
@@ -66,7 +70,7 @@ class Experiment:
         name: On the command line.
         title: A few words.
         paper: Where it is in the paper.
-        repeats: Of each setting, in the paper.
+        repeats: Of each setting, in the paper; 0 if it does not say.
         cells: The cells of a scope, in the order in which they are to be run.
         run: Runs cells that belong together, and returns their results in order.
         together: Cells for which this is equal may be run in one call.
@@ -76,6 +80,7 @@ class Experiment:
         draw: The figure.
         judge: The verdicts.
         store: Name of the file with the cells; experiments that share it share their cells.
+        takes: Which of the options ``ways``, ``epsilons`` and ``table`` mean something to it.
     """
 
     name: str
@@ -90,11 +95,30 @@ class Experiment:
     together: Callable[[Cell], Hashable] = lambda cell: None
     most_together: int = 1
     store: str | None = None
+    takes: frozenset[str] = frozenset()
+
+    def check(self, scope: Scope) -> None:
+        """Refuse options that would be ignored."""
+        given = {
+            "ways": scope.ways != WAYS,
+            "epsilons": scope.epsilons is not None,
+            "table": scope.table is not None,
+        }
+        for option, is_given in given.items():
+            if is_given and option not in self.takes:
+                raise ValueError(f"{self.name}: {_MEANINGLESS[option]}; leave it out.")
 
     @property
     def store_name(self) -> str:
         """Name of the file with the cells."""
         return self.store or self.name
+
+
+_MEANINGLESS = {
+    "ways": "--as-published and --recommended make no difference",
+    "epsilons": "--epsilons makes no difference",
+    "table": "--table makes no difference",
+}
 
 
 def mean_and_error(values: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:

@@ -364,4 +364,5 @@ FULL_RANK = Experiment(
     judge=_judge,
     together=_together,
     most_together=_MOST_TOGETHER,
+    takes=frozenset({"ways", "epsilons"}),
 )

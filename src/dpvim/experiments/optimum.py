@@ -86,5 +86,5 @@ def mean_field_optimum(
         loc = loc + step / max(1.0, np.abs(step).max())
         scale = 1 / np.sqrt(squares.T @ curvature + prior)
         if np.abs(step / scale).max() < 1e-8:
-            break
-    return MeanField(loc, scale)
+            return MeanField(loc, scale)
+    raise RuntimeError(f"no optimum was found in {_MAX_ITERATIONS} Newton steps.")

@@ -15,6 +15,7 @@ import os
 import platform
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,6 +67,7 @@ def reproduce(
         progress: Show a progress bar. Default: if standard error is a terminal.
         run: False to write what there is already.
     """
+    experiment.check(scope)
     cells = experiment.cells(scope)
     if not cells:
         raise ValueError(f"{experiment.name}: there is nothing to run for what was asked.")
@@ -92,7 +94,7 @@ def _run_missing(
 
 
 def _cost(cell: Cell) -> int:
-    return int(cell.get("num_steps", 1))
+    return int(cell.get("cost", cell.get("num_steps", 1)))
 
 
 def _batches(experiment: Experiment, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
@@ -135,20 +137,19 @@ class CellStore:
             self._read()
 
     def _read(self) -> None:
-        content = self.path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        for line in whole.splitlines():
-            entry = json.loads(line)
-            self._entries[_key(entry["cell"])] = entry
-        if len(whole) < len(content):  # the process was killed while it wrote
-            with self.path.open("r+b") as file:
-                file.truncate(len(whole))
+        for line in self.path.read_bytes().splitlines():
+            with contextlib.suppress(ValueError):  # the process was killed while it wrote
+                entry = json.loads(line)
+                self._entries[_key(entry["cell"])] = entry
 
     def __contains__(self, cell: Cell) -> bool:
         return _key(cell) in self._entries
 
     def add(self, cell: Cell, result: CellResult, seconds: float) -> None:
-        """Append a finished cell; when this returns it is on the disk."""
+        """Append a finished cell; when this returns it is on the disk.
+
+        In one piece, so that two experiments may share a file at the same time.
+        """
         entry = {
             "cell": dict(cell),
             "rows": [_plain(row) for row in result.rows],
@@ -156,17 +157,22 @@ class CellStore:
             "seconds": round(seconds, 2),
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
-            file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            if os.path.getsize(file) and os.pread(file, 1, os.path.getsize(file) - 1) != b"\n":
+                line = b"\n" + line  # after one that was cut short
+            os.write(file, line)
+            os.fsync(file)
+        finally:
+            os.close(file)
         self._entries[_key(cell)] = entry
 
     def entries(self, cells: Iterable[Cell] | None = None) -> list[dict[str, Any]]:
         """Measurements of those of the cells (default: all) that are done."""
         if cells is None:
             return list(self._entries.values())
-        keys = (_key(cell) for cell in cells)
+        keys = dict.fromkeys(_key(cell) for cell in cells)
         return [self._entries[key] for key in keys if key in self._entries]
 
 
@@ -199,22 +205,35 @@ def _write(
     experiment: Experiment, scope: Scope, cells: Sequence[Cell], store: CellStore, folder: Path
 ) -> Outcome:
     entries = store.entries(cells)
-    if not entries:
-        raise ValueError(f"{experiment.name}: no cell has been run yet.")
-    frame = rows_of(entries)
+    complete = _of_complete_seeds(entries, cells)
+    if not complete:
+        raise ValueError(
+            f"{experiment.name}: no repeat is complete yet; {len(entries)} of {len(cells)} cells "
+            "are done."
+        )
+    frame = rows_of(complete)
     summary, verdicts = experiment.summarise(frame), experiment.judge(frame)
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = {name for entry in entries for name in entry["arrays"]}
+    arrays = {name for entry in complete for name in entry["arrays"]}
     numbers = frame.drop(columns=list(arrays))
     numbers.to_csv(folder / "results.csv", index=False, float_format=f"%.{_DIGITS}g")
     summary.to_csv(folder / "summary.csv", index=False, float_format="%.5g")
     table = json.loads(summary.to_json(orient="records", double_precision=6))
     judged = [verdict._asdict() for verdict in verdicts]
     write_json(folder / "summary.json", {"summary": table, "verdicts": judged})
-    write_json(folder / "manifest.json", _manifest(experiment, scope, cells, entries))
+    write_json(folder / "manifest.json", _manifest(experiment, scope, cells, complete))
     with new_file(folder / "figure.png") as path:
         experiment.draw(frame).savefig(path, dpi=130)
     return Outcome(folder, summary, verdicts, len(entries), len(cells))
+
+
+def _of_complete_seeds(
+    entries: Sequence[dict[str, Any]], cells: Sequence[Cell]
+) -> list[dict[str, Any]]:
+    """Leave out repeats of which cells are missing: settings are compared seed by seed."""
+    wanted = Counter(cell.get("seed") for cell in cells)
+    done = Counter(entry["cell"].get("seed") for entry in entries)
+    return [e for e in entries if done[s := e["cell"].get("seed")] == wanted[s]]
 
 
 def _manifest(
@@ -223,14 +242,18 @@ def _manifest(
     cells: Sequence[Cell],
     entries: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    seeds = {entry["cell"].get("seed") for entry in entries}
+    settings = Counter(
+        _key({name: value for name, value in entry["cell"].items() if name != "seed"})
+        for entry in entries
+    )
+    repeats = {"least": min(settings.values()), "most": max(settings.values())}
     return {
         "experiment": experiment.name,
         "paper": experiment.paper,
         "size": "quick" if scope.quick else "full",
         "scope": {key: _of_path(value) for key, value in scope._asdict().items()},
         "cells": {"done": len(entries), "wanted": len(cells)},
-        "repeats": {"here": len(seeds), "paper": experiment.repeats},
+        "repeats": repeats | {"paper": experiment.repeats or None},
         "seconds": round(sum(entry["seconds"] for entry in entries), 1),
         "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},

@@ -26,8 +26,16 @@ class _Work(NamedTuple):
 
 
 _WORKS = (
-    _Work("Adult, all variants", "adult", lambda cell: True, (10, 30), 400_000),
-    _Work("mixture and Poisson regression", "ukb", lambda cell: True, (20, 40), 100_000),
+    # The paper's 10 to 30 minutes are for a repeat of all five variants.
+    _Work("Adult", "adult", lambda cell: True, (2, 6), 400_000),
+    # Those with synthetic tables take longer, for other work.
+    _Work(
+        "mixture and Poisson regression",
+        "ukb",
+        lambda cell: "datasets" not in cell,
+        (20, 40),
+        100_000,
+    ),
     # The paper's minutes are for a vanilla and an aligned fit together, on a GPU.
     _Work("full-rank, d 100", "full-rank", lambda cell: cell.get("dim") == 100, (3, 4), 100_000),
     _Work("full-rank, d 200", "full-rank", lambda cell: cell.get("dim") == 200, (4, 5), 100_000),

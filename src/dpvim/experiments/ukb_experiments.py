@@ -205,6 +205,7 @@ def _experiment(**parts: Any) -> Experiment:
         together=ukb.together,
         most_together=_MOST_TOGETHER,
         store=STORE,
+        takes=frozenset({"ways", "epsilons", "table"}),
         **{"summarise": _summarise, **parts},
     )
 

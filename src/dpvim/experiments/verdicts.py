@@ -1,15 +1,15 @@
 """Verdicts by rules: numbers over repeats, differences between runs of the same seed.
 
-A difference is clear if it is beyond the 97.5 % quantile of Student's t for its standard error; with
-one repeat none is. A claim about several settings holds if it does in all of them, and in part if
-in some.
+A difference is clear if it is beyond the 97.5 % quantile of Student's t, in its standard errors;
+with one repeat none is. A claim about several settings holds if it does in all of them, and in part
+if in some.
 
 >>> print(Number.of([1.0, 1.2, 1.1]))
 1.1 ± 0.058
 >>> print(Number.of([1.0]))
 1
->>> Number.of([0.1, 0.12]).is_positive, Number.of([0.1, 0.3]).is_positive, Number.of([0.1]).is_positive
-(True, False, False)
+>>> [Number.of(values).is_positive for values in ([0.10, 0.11, 0.12], [0.1, 0.5, 0.9], [0.1])]
+[True, False, False]
 >>> judged([True, False]), judged([True, True]), judged([False])
 ('holds in part', 'holds', 'does not hold')
 """
@@ -56,7 +56,7 @@ class Number(NamedTuple):
     @property
     def is_positive(self) -> bool:
         """True if it is, by more than chance."""
-        return self.mean > self.limit
+        return bool(self.mean > self.limit)
 
 
 class Comparison(NamedTuple):
