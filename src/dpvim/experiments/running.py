@@ -231,9 +231,13 @@ def _of_complete_seeds(
     entries: Sequence[dict[str, Any]], cells: Sequence[Cell]
 ) -> list[dict[str, Any]]:
     """Leave out repeats of which cells are missing: settings are compared seed by seed."""
-    wanted = Counter(cell.get("seed") for cell in cells)
-    done = Counter(entry["cell"].get("seed") for entry in entries)
-    return [e for e in entries if done[s := e["cell"].get("seed")] == wanted[s]]
+    wanted = Counter(map(_repeat, cells))
+    done = Counter(_repeat(entry["cell"]) for entry in entries)
+    return [e for e in entries if done[_repeat(e["cell"])] == wanted[_repeat(e["cell"])]]
+
+
+def _repeat(cell: Cell) -> tuple[Any, Any]:
+    return cell.get("way"), cell.get("seed")
 
 
 def _manifest(
