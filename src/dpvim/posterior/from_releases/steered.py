@@ -40,10 +40,11 @@ from dpvim.privacy.plan import PrivacyPlan
 
 _COMPONENTS = 256
 _SIGNIFICANCE_LEVEL = 1e-3
-# The same for the gradients of the last windows, and the least mean square of their entries that
-# matters: with the posterior's curvature they are about one where the centre is one standard
-# deviation off.
-_STILL_MOVING, _MATTERS = 3e-3, 0.5
+# The same for the gradients of the last windows, where a false alarm costs less than a miss: a
+# curvature that was taken for too large hides how far the run still has to go. And the least mean
+# square of their entries that matters: with the posterior's curvature they are about one where the
+# centre is one standard deviation off.
+_STILL_MOVING, _MATTERS = 0.05, 0.5
 # Doubts: variance of gradients that a line in the point leaves, in parts of what it explains, and
 # in standard errors, where a little would do and where there is much; a negative curvature in
 # standard errors; the error of curvatures that are about one, and noise in units of the posterior's
