@@ -6,13 +6,17 @@ Both parts share no likelihood term, so the best mean-field Gaussian of the regr
 depend on the mixture, and is computed exactly.
 
 The published runs drew batches without replacement and accounted for Poisson sampling. Here they
-are Poisson samples, with the same noise: the guarantee holds, the amount of noise is the paper's.
+are Poisson samples, with the same noise: the mechanism is the one that is accounted for, and the
+amount of noise is the paper's. Runs have seeds, which whoever knows them can repeat: what comes out
+has no guarantee, and is not for release.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -73,17 +77,39 @@ class Study(NamedTuple):
     original: Regression
 
 
+# Files of tables that cells were made of, by what is in the files.
+_FILES: dict[str, tuple[Path, Path]] = {}
+
+
 @cache
-def load(table: str = POPULATION, schema: str | None = None) -> Study:
-    """The simulated population, or the table in a file with its schema."""
-    if table == POPULATION:
-        known, frame = population.SCHEMA, population.simulate(seed=0)
-    elif schema is None:
-        raise ValueError(f"schema: expected the schema of the table {table!r}, got none.")
-    else:
-        known = Schema.load(schema)
-        frame = read_table(table, columns=known.names)
-    return study_of(frame, known)
+def table_settings(table: Path | None, schema: Path | None) -> Mapping[str, Any]:
+    """Settings of a cell that say which table it is: by its content, wherever the file is.
+
+    `load` finds the files that were named here, in this process.
+
+    Args:
+        table, schema: Files; None for the simulated population.
+    """
+    if table is None:
+        return {"table": POPULATION}
+    if schema is None:
+        raise ValueError(f"schema: expected the schema of the table {str(table)!r}, got none.")
+    content = hashlib.sha256()
+    for path in (table, schema):
+        content.update(hashlib.sha256(path.read_bytes()).digest())
+    digits = content.hexdigest()[:12]
+    _FILES[digits] = table, schema
+    return {"table": table.name, "content": digits}
+
+
+@cache
+def load(content: str | None = None) -> Study:
+    """The simulated population, or the table with this content."""
+    if content is None:
+        return study_of(population.simulate(seed=0), population.SCHEMA)
+    table, schema = _FILES[content]
+    known = Schema.load(schema)
+    return study_of(read_table(table, columns=known.names), known)
 
 
 def study_of(frame: pd.DataFrame, schema: Schema) -> Study:
@@ -147,7 +173,7 @@ def together(cell: Cell) -> tuple[tuple[str, Any], ...]:
 def run(cells: Sequence[Cell]) -> list[CellResult]:
     """Fit the cells, which are equal but for their seeds, and measure each."""
     first = cells[0]
-    study = load(first["table"], first.get("schema"))
+    study = load(first.get("content"))
     options = _options(first, study)
     each = [{"seed": cell["seed"]} for cell in cells]
     found = fits(study.model, study.values, study.missing, each=each, **options)
@@ -296,6 +322,7 @@ def _measure_defaults(study: Study, cell: Cell, fit: Fit) -> CellResult:
     for name, aware in {"average": None, "noise-aware": "average"}.items():
         found = fit.posterior_from("trace", noise_aware=aware)  # type: ignore[arg-type]
         row = errors.of(name, found.loc[part], found.scale[part])
+        row |= {"doubts": len(found.doubts), "not_converged": len(found.not_converged)}
         if cell.get("datasets"):
             row |= ukb_downstream.pooled_errors(study, found, cell["datasets"], cell["seed"])
         rows.append(row)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dpvim.experiments import ukb, ukb_pictures, ukb_verdicts
 from dpvim.experiments.experiment import (
     AS_PUBLISHED,
+    DEFAULTS_REVISION,
     RECOMMENDED,
     Cell,
     Experiment,
@@ -61,9 +62,7 @@ _ERRORS = ("means", "stds", "means_pooled", "stds_pooled", "means_rmse", "stds_l
 
 def _settings_of(scope: Scope) -> Iterator[dict[str, Any]]:
     """Settings that all cells share: the table and the budget."""
-    table: dict[str, Any] = {"table": ukb.POPULATION}
-    if scope.table is not None:
-        table = {"table": str(scope.table), "schema": str(scope.schema)}
+    table = ukb.table_settings(scope.table, scope.schema)
     for epsilon in scope.epsilons or (1.0,):
         yield {**table, "epsilon": epsilon}
 
@@ -92,6 +91,7 @@ def _recommended(scope: Scope, **more: Any) -> list[dict[str, Any]]:
         "clip_norm": DEFAULT_CLIP_NORM,
         "learning_rate": DEFAULT_LEARNING_RATE,
         "num_steps": DEFAULT_STEPS,
+        "defaults": DEFAULTS_REVISION,
     }
     return [{**shared, **own, **more} for shared in _settings_of(scope)]
 
@@ -176,7 +176,8 @@ _SETTING = ("way", "variant", "epsilon", "init_scale", "clip_norm", "learning_ra
 
 
 def _summarise(frame: pd.DataFrame) -> pd.DataFrame:
-    columns = [*_ERRORS, *(c for c in ("norm_start", "norm_end") if c in frame)]
+    own = ("norm_start", "norm_end", "doubts", "not_converged")
+    columns = [*_ERRORS, *(c for c in own if c in frame)]
     return _by_setting(frame, columns)
 
 

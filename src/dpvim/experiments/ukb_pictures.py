@@ -21,9 +21,12 @@ _PUBLISHED_CLIP_NORM = 2.0
 _SHADE = 0.15
 
 
+def _first_epsilon(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[frame["epsilon"] == frame["epsilon"].min()]
+
+
 def _last(frame: pd.DataFrame) -> pd.DataFrame:
-    found = frame[(frame["way"] == AS_PUBLISHED) & (frame["estimate"] == "last")]
-    return found[found["epsilon"] == frame["epsilon"].min()]
+    return frame[(frame["way"] == AS_PUBLISHED) & (frame["estimate"] == "last")]
 
 
 def _defaults_line(ax: Axes, frame: pd.DataFrame, column: str) -> None:
@@ -67,6 +70,7 @@ def _all_labels(figure: Figure, axes: Sequence[Axes], *, columns: int = 4) -> No
 
 def draw_init(frame: pd.DataFrame) -> Figure:
     """Trade-off and errors by the start, above traces from three starts."""
+    frame = _first_epsilon(frame)
     figure, axes = pictures.panels(3, 3)
     last = _last(frame)
     columns = list(_PARTS)
@@ -116,6 +120,7 @@ def draw_init(frame: pd.DataFrame) -> Figure:
 
 def draw_epochs(frame: pd.DataFrame) -> Figure:
     """Errors by the length of the run, and of vanilla by its clip norm."""
+    frame = _first_epsilon(frame)
     figure, axes = pictures.panels(1, 3)
     last = _last(frame)
     variants = list(last["variant"].unique())
@@ -155,8 +160,8 @@ def draw_average(frame: pd.DataFrame) -> Figure:
     """Errors of downstream coefficients by estimate, and what became of the windows."""
     from dpvim.experiments.ukb_verdicts import bias_and_spread
 
+    frame = _first_epsilon(frame)
     published = frame[frame["way"] == AS_PUBLISHED]
-    published = published[published["epsilon"] == frame["epsilon"].min()]
     if published.empty:
         return draw_epochs(frame)
     starts = sorted(published["init_scale"].unique(), reverse=True)
@@ -208,6 +213,7 @@ def _draw_windows(ax: Axes, published: pd.DataFrame, starts: Sequence[float]) ->
 
 def draw_natural(frame: pd.DataFrame) -> Figure:
     """Traces by the natural variants' clip norm, and of the trials."""
+    frame = _first_epsilon(frame)
     last = _last(frame)
     if last.empty:
         return draw_epochs(frame)
