@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from dpvim.experiments import ou
@@ -58,10 +59,26 @@ def test_iterates_of_sgd_have_the_covariance():
     assert np.mean(found) == pytest.approx(1, abs=0.25)
 
 
+def test_the_printed_equation_is_right_where_dp_noise_is_all_and_has_its_own_unit():
+    right = ou.lyapunov(ou.rates_of("sgd", 100.0), ou.noise_of_gradient(100.0))
+    np.testing.assert_allclose(np.diag(ou.as_printed(100.0)), np.diag(right), rtol=1e-2)
+    factor = (ou.SAMPLING_PROB * ou.NUM_EXAMPLES / ou.CLIP_NORM) ** 2
+    other = ou.as_printed(100.0, of_gradient=False)
+    np.testing.assert_allclose(np.diag(other), factor * np.diag(right), rtol=1e-2)
+
+
 @pytest.mark.long
 def test_the_quick_experiment(tmp_path):
     outcome = reproduce(OU, Scope(), tmp_path, progress=False)
-    judgements = [verdict.judgement for verdict in outcome.verdicts]
-    assert judgements[:3] == ["holds", "holds in part", "holds"]
+    table = outcome.summary.set_index(["optimizer", "noise_multiplier"])
+    np.testing.assert_allclose(table["of_lyapunov"]["sgd"], 1, atol=0.15)
+    rows = pd.read_csv(outcome.folder / "results.csv")
+    # The same numbers ten times are no longer chance; once they are nothing else.
+    often = pd.concat([rows.assign(seed=rows["seed"] + 2 * i) for i in range(10)])
+    judgements = [verdict.judgement for verdict in OU.judge(often)]
+    assert judgements[0] == judgements[2] == "holds"
+    assert judgements[1] != "holds"
     assert judgements[4] == "does not hold"
+    once = OU.judge(rows[rows["seed"] == 0])
+    assert {verdict.judgement for verdict in once} == {"does not hold"}
     assert (outcome.folder / "figure.png").exists()

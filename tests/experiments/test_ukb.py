@@ -296,6 +296,5 @@ def test_quick_runs_of_lengths_and_averages(tmp_path):
     assert averages.done == averages.wanted
     table = averages.summary.set_index(["way", "estimate"])
     zeros = np.sqrt(np.mean(ukb.load().original.coefficients ** 2))
-    assert (table["rmse"] < zeros).all()
-    coverage = table["coverage"]
-    assert coverage[RECOMMENDED, "noise-aware"] > coverage[RECOMMENDED, "average"]
+    assert (table["rmse"] < 0.7 * zeros).all()
+    assert (table["coverage"] > 0.8).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from dpvim.experiments import variance
@@ -49,7 +50,12 @@ def test_the_same_clip_bias_is_one():
 @pytest.mark.long
 def test_the_quick_experiment(tmp_path):
     outcome = reproduce(VARIANCE, Scope(), tmp_path, progress=False)
-    judgements = [verdict.judgement for verdict in outcome.verdicts]
+    rows = pd.read_csv(outcome.folder / "results.csv")
+    once = VARIANCE.judge(rows[rows["seed"] == 0])
+    assert {verdict.judgement for verdict in once} == {"does not hold"}
+    # The same numbers ten times are no longer chance.
+    often = pd.concat([rows.assign(seed=rows["seed"] + 3 * i) for i in range(10)])
+    judgements = [verdict.judgement for verdict in VARIANCE.judge(often)]
     assert judgements[:2] == ["holds", "holds"]
     assert judgements[3:] == ["holds in part", "does not hold"]
     assert (outcome.folder / "figure.png").exists()
