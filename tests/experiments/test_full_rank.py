@@ -34,7 +34,7 @@ def test_aligned_is_ahead_of_vanilla():
     assert aligned["rmse"] < vanilla["rmse"]
 
 
-def made_up(scope: Scope, **only) -> pd.DataFrame:
+def made_up(scope: Scope, best: float = 0.2, **only) -> pd.DataFrame:
     """Rows of cells that nobody ran: aligned is ahead of vanilla, the defaults of both."""
     ahead = {"vanilla": 0.0, "aligned": 0.5, "default": 0.8}
     entries = []
@@ -43,6 +43,7 @@ def made_up(scope: Scope, **only) -> pd.DataFrame:
             continue
         noise = 0.01 * np.random.default_rng(len(entries)).random()
         row = dict.fromkeys(full_rank._MEASURED, 1.0) | dict.fromkeys(full_rank._COST, 1)
+        noise -= abs(np.log(cell.get("clip_norm", best) / best))
         row |= {"log_likelihood": ahead[cell["variant"]] + noise, "estimator": "made up"}
         row |= {"nonprivate": 1.0}
         entries.append({"cell": cell, "rows": [row], "arrays": {}, "seconds": 1.0})
@@ -69,6 +70,13 @@ def test_verdicts_and_figures_of_what_there_is(only, verdicts):
         assert {verdict.judgement for verdict in found} == (expected if verdicts else set())
     FULL_RANK.summarise(frame)
     FULL_RANK.draw(frame)
+
+
+def test_a_clip_norm_at_the_end_of_those_tried_is_not_the_best():
+    for best, expected in {0.5: "holds in part", 0.2: "holds", 0.05: "holds in part"}.items():
+        found = FULL_RANK.judge(made_up(Scope(quick=False, repeats=3), best))[2]
+        assert found.judgement == expected
+        assert ("may lie beyond" in found.measured) == (best == 0.05)
 
 
 @pytest.mark.long
