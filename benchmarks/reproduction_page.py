@@ -36,6 +36,8 @@ def fill(page: str) -> str:
 def measured(name: str) -> str:
     """Figure, verdicts and repeats of an experiment."""
     folder = RESULTS / name
+    if not folder.exists():
+        return f"Not run in full yet: `dpvim reproduce {name} --full`.\n"
     lines = [f"![{name}](reproduction/{name}/figure.png)", ""]
     if not (folder / "summary.json").exists():  # runtimes are a table, with no claims
         with (folder / "summary.csv").open() as file:
@@ -48,13 +50,15 @@ def measured(name: str) -> str:
 
 def runs(name: str) -> str:
     manifest = json.loads((RESULTS / name / "manifest.json").read_text())
-    repeats, cells = manifest["repeats"], manifest["cells"]
-    reduced = "" if repeats["here"] >= repeats["paper"] else f"; the paper has {repeats['paper']}"
-    missing = cells["wanted"] - cells["done"]
-    left = f" {missing} of {cells['wanted']} cells were not run." if missing else ""
+    scope, repeats = manifest["scope"], manifest["repeats"]
+    least, most, paper = (repeats[key] for key in ("least", "most", "paper"))
+    ways = f" --{scope['ways'][0]}" if len(scope["ways"]) == 1 else ""
+    seeds = f" --seeds {scope['repeats']}" if scope["repeats"] else ""
+    count = f"{most}" if least == most else f"{least} to {most}"
+    of_paper = f" (the paper has {paper})" if paper and most < paper else ""
     return (
-        f"`dpvim reproduce {name} --full`: {repeats['here']} repeats{reduced}; {cells['done']} "
-        f"cells, {manifest['seconds'] / 60:,.0f} minutes.{left}"
+        f"`dpvim reproduce {name} --full{ways}{seeds}`: {count} repeats of each setting{of_paper}, "
+        f"{manifest['cells']['done']} cells, {manifest['seconds'] / 60:,.0f} minutes."
     )
 
 

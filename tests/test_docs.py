@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,9 @@ def test_docstrings_begin_with_what_a_thing_is_or_does(path):
     texts = [ast.get_docstring(n) for n in ast.walk(tree) if isinstance(n, documented)]
     riddles = ("What", "Where", "Whether", "How", "Who", "Which", "Why", "When")
     assert [text for text in texts if text and text.split()[0] in riddles] == []
+
+
+def test_the_page_on_the_reproduction_says_what_was_measured():
+    command = [sys.executable, "benchmarks/reproduction_page.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
