@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -101,6 +102,14 @@ def test_settings_are_compared_over_complete_repeats_alone(counting, tmp_path):
     found = reproduce(counting.experiment(), Scope(quick=False), tmp_path, run=False)
     assert (found.done, found.wanted) == (5, 6)
     assert found.summary["repeats"].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(("repeats", "judgement"), [(2, "not shown"), (3, "does not hold")])
+def test_few_repeats_do_not_refute(counting, tmp_path, repeats, judgement):
+    refuted = Verdict("it counts", "", "does not hold")
+    experiment = dataclasses.replace(counting.experiment(), judge=lambda frame: [refuted])
+    found = reproduce(experiment, Scope(repeats=repeats), tmp_path)
+    assert found.verdicts[0].judgement == judgement
 
 
 def test_options_that_would_be_ignored_are_refused(counting, tmp_path):

@@ -21,7 +21,8 @@ DEFAULTS_REVISION = 2
 
 # Everything that a cell's numbers depend on, in values that json has: ``{"way": ..., "seed": 0}``.
 Cell: TypeAlias = Mapping[str, Any]
-Judgement: TypeAlias = Literal["holds", "holds in part", "does not hold"]
+# "not shown": too few repeats to tell.
+Judgement: TypeAlias = Literal["holds", "holds in part", "does not hold", "not shown"]
 
 
 class Scope(NamedTuple):

@@ -30,6 +30,7 @@ from dpvim.fitting import fit_many
 from dpvim.result import Fit
 
 _DIGITS = 6
+_FEWEST_TO_REFUTE = 3
 _PACKAGES = ("dpvim", "jax", "jaxlib", "numpyro", "optax", "numpy", "pandas", "dp-accounting")
 
 
@@ -212,7 +213,8 @@ def _write(
             "are done."
         )
     frame = rows_of(complete)
-    summary, verdicts = experiment.summarise(frame), experiment.judge(frame)
+    summary, manifest = experiment.summarise(frame), _manifest(experiment, scope, cells, complete)
+    verdicts = _careful(experiment.judge(frame), manifest["repeats"]["least"])
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {name for entry in complete for name in entry["arrays"]}
     numbers = frame.drop(columns=list(arrays))
@@ -221,10 +223,20 @@ def _write(
     table = json.loads(summary.to_json(orient="records", double_precision=6))
     judged = [verdict._asdict() for verdict in verdicts]
     write_json(folder / "summary.json", {"summary": table, "verdicts": judged})
-    write_json(folder / "manifest.json", _manifest(experiment, scope, cells, complete))
+    write_json(folder / "manifest.json", manifest)
     with new_file(folder / "figure.png") as path:
         experiment.draw(frame).savefig(path, dpi=130)
     return Outcome(folder, summary, verdicts, len(entries), len(cells))
+
+
+def _careful(verdicts: Sequence[Verdict], repeats: int) -> list[Verdict]:
+    """With few repeats hardly any difference is clear: what they do not show they do not refute."""
+    return [
+        verdict._replace(judgement="not shown")
+        if verdict.judgement == "does not hold" and repeats < _FEWEST_TO_REFUTE
+        else verdict
+        for verdict in verdicts
+    ]
 
 
 def _of_complete_seeds(
