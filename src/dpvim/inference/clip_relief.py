@@ -27,6 +27,9 @@ from dpvim.privacy.plan import Plan
 # above zero: there a little noise would be multiplied by a large number. Norms that have a mean
 # have tails that fall by half an octave, so that much is believed of other counts.
 _FAR, _BELIEVED = 4.0, 3.0
+# The metric shrinks for counts that are so many above zero: there are dozens of them in a run, and
+# one that noise has made would widen all intervals.
+_CERTAIN = 5.0
 # By how much the metric may change after one window, and in all.
 _CHANGES = 2.0 ** np.arange(-1.0, 1.01, 0.25)
 _MOST = 8.0
@@ -83,7 +86,7 @@ def _change(
 ) -> float:
     """The factor that one window asks for."""
     # It shrinks only for what cannot be noise: ordinary data are left alone.
-    certain = np.where(np.array(NORM_BIN_ENDS) < 1, counts, counts - _BELIEVED * error)
+    certain = np.where(np.array(NORM_BIN_ENDS) < 1, counts, counts - _CERTAIN * error)
     change = _best_change(certain.clip(min=0.0), clip_norm, noise)
     if change > 1:
         return change
