@@ -97,7 +97,7 @@ def _cells(scope: Scope) -> list[Cell]:
     if AS_PUBLISHED in scope.ways:
         found += _published(scope, list(CLIP_NORMS), seeds)
     if RECOMMENDED in scope.ways:
-        found += _recommended(scope, seeds)
+        found += _recommended(scope, scope.seeds(quick=1, full=REPEATS))
     return found
 
 
