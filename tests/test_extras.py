@@ -31,7 +31,7 @@ ROOT = Path(dpvim.__file__).parents[2]
 def absent(monkeypatch, package: str) -> None:
     """Make a package look as if it were not installed, and forget what has imported it."""
     for name in list(sys.modules):
-        uses = name in ("dpvim.plots", "dpvim.synthesis.analysis.glm")
+        uses = name in ("dpvim.plots", "dpvim.synthesis.analysis.glm", "dpvim.experiments")
         if uses or name.startswith(("dpvim.synthesis.report.", "dpvim.experiments.")):
             monkeypatch.delitem(sys.modules, name)
         elif name.startswith(f"{package}."):
