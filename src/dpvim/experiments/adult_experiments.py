@@ -22,7 +22,7 @@ from dpvim.experiments.experiment import (
     Verdict,
     mean_and_error,
 )
-from dpvim.experiments.optimum import MeanField, mean_field_optimum
+from dpvim.experiments.optimum import MeanField
 from dpvim.experiments.running import fits
 from dpvim.experiments.verdicts import Comparison, Number, judged
 from dpvim.posterior.from_trace import posterior_from_trace
@@ -34,14 +34,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-# Table of clip norms in the appendix on hyper-parameters.
-CLIP_NORMS = {
-    "vanilla": 3.0,
-    "preconditioned": 4.0,
-    "aligned": 3.0,
-    "natural": 0.1,
-    "aligned_natural": 0.1,
-}
 EPSILONS = (1.0, 2.0, 4.0, 10.0)
 NUM_STEPS, QUICK_STEPS = 400_000, 20_000
 SAMPLING_PROB = 0.01
@@ -60,7 +52,7 @@ def _published(scope: Scope, variants: Sequence[str], seeds: range) -> list[Cell
             "variant": variant,
             "epsilon": epsilon,
             "relation": Relation.REPLACE_ONE.value,
-            "clip_norm": CLIP_NORMS[variant],
+            "clip_norm": adult.CLIP_NORMS[variant],
             "num_steps": steps,
             "seed": seed,
         }
@@ -95,7 +87,7 @@ def _cells(scope: Scope) -> list[Cell]:
     found: list[Cell] = []
     seeds = scope.seeds(quick=2, full=REPEATS)
     if AS_PUBLISHED in scope.ways:
-        found += _published(scope, list(CLIP_NORMS), seeds)
+        found += _published(scope, list(adult.CLIP_NORMS), seeds)
     if RECOMMENDED in scope.ways:
         found += _recommended(scope, scope.seeds(quick=1, full=REPEATS))
     return found
@@ -106,21 +98,16 @@ def _noise_cells(scope: Scope) -> list[Cell]:
 
 
 @cache
-def _data() -> adult.Adult:
-    return adult.load()
-
-
-@cache
 def _references() -> tuple[MeanField, MeanField]:
     """Without privacy: the best mean-field Gaussian, and the posterior (by Laplace)."""
-    data = _data()
+    data = adult.loaded()
     mode = adult.laplace(data)
     stds = np.sqrt(np.diag(np.linalg.inv(mode.precision)))
-    return mean_field_optimum(data.X, data.y, "logistic"), MeanField(mode.mean, stds)
+    return adult.optimum(), MeanField(mode.mean, stds)
 
 
 def _run(cells: Sequence[Cell]) -> list[CellResult]:
-    first, data = cells[0], _data()
+    first, data = cells[0], adult.loaded()
     options: dict[str, Any] = {"relation": first["relation"], "delta": 1 / len(data.X)}
     if first["way"] == AS_PUBLISHED:
         options |= {
@@ -160,7 +147,7 @@ def _independent_draws(loc: np.ndarray, scale: np.ndarray) -> np.ndarray:
 def _errors(estimate: str, loc: np.ndarray, scale: np.ndarray, draws: np.ndarray) -> dict[str, Any]:
     """Distances from both references, and predictions of the test part."""
     mean_field, posterior = _references()
-    data = _data()
+    data = adult.loaded()
     fitted = special.expit(data.X_test @ draws.T).mean(axis=1)
     likely = np.where(data.y_test == 1, fitted, 1 - fitted)
     return {
@@ -207,7 +194,7 @@ def _draw(frame: pd.DataFrame) -> Figure:
     best = _references()[0]
     without = _errors("", best.loc, best.scale, _independent_draws(best.loc, best.scale))
     for ax, (column, title) in zip(axes[0], shown.items(), strict=True):
-        for variant in CLIP_NORMS:
+        for variant in adult.CLIP_NORMS:
             part = table[(table.variant == variant) & (table.estimate == "last")]
             pictures.line(ax, part, "epsilon", column, variant)
         for relation, dashes in ((Relation.REPLACE_ONE, "-"), (Relation.ZERO_OUT, ":")):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -28,7 +28,6 @@ from dpvim.experiments.experiment import (
     Verdict,
     mean_and_error,
 )
-from dpvim.experiments.optimum import MeanField, mean_field_optimum
 from dpvim.experiments.verdicts import Number, judged
 from dpvim.inference.families import SCALE_TRANSFORMS, Family, mean_field
 from dpvim.inference.families.mean_field import MeanFieldParams
@@ -43,28 +42,9 @@ TWO_PARTS = ("vanilla", "natural", "preconditioned")
 ONE_PART = ("aligned", "aligned_natural", "whitened")
 SCALE = 0.1
 AT_SCALE, AT_OPTIMUM = "scale 0.1", "optimum"
-# The paper's table of clip norms, 97.5 % quantiles "at the non-private optima".
-CLIP_NORMS = {
-    "aligned": 3.0,
-    "aligned_natural": 0.1,
-    "natural": 0.1,
-    "vanilla": 3.0,
-    "preconditioned": 4.0,
-}
 REPEATS = 10
 _MEANS, _SCALES, _ALL = "means", "scales", "all"
 _QUANTILES = np.linspace(0.0025, 0.9975, 200)
-
-
-@cache
-def _data() -> adult.Adult:
-    return adult.load()
-
-
-@cache
-def _optimum() -> MeanField:
-    data = _data()
-    return mean_field_optimum(data.X, data.y, "logistic")
 
 
 @single_precision
@@ -113,7 +93,7 @@ def _run(cells: Sequence[Cell]) -> list[CellResult]:
 
 
 def _measure(cell: Cell) -> CellResult:
-    data, optimum = _data(), _optimum()
+    data, optimum = adult.loaded(), adult.optimum()
     family = mean_field(data.X.shape[1])
     at_scale = np.full(family.dim, SCALE)
     scale = jnp.asarray(at_scale if cell["place"] == AT_SCALE else optimum.scale, jnp.float32)
@@ -215,12 +195,15 @@ def _judge(frame: pd.DataFrame) -> list[Verdict]:
 
 def _judge_clip_norms(frame: pd.DataFrame) -> Verdict:
     own = frame[(frame["place"] == AT_OPTIMUM) & (frame["part"] == _ALL)]
-    found = {v: Number.of(own.loc[own["variant"] == v, "quantile_975"]) for v in CLIP_NORMS}
+    found = {v: Number.of(own.loc[own["variant"] == v, "quantile_975"]) for v in adult.CLIP_NORMS}
     several = [
-        f"{pictures.name_of(v)} {number} (paper {CLIP_NORMS[v]:g})" for v, number in found.items()
+        f"{pictures.name_of(v)} {number} (paper {adult.CLIP_NORMS[v]:g})"
+        for v, number in found.items()
     ]
     # As the paper rounds them.
-    close = [_is_between(found[v], 0.75 * norm, 1.25 * norm) for v, norm in CLIP_NORMS.items()]
+    close = [
+        _is_between(found[v], 0.75 * norm, 1.25 * norm) for v, norm in adult.CLIP_NORMS.items()
+    ]
     return Verdict(
         "The clip norms of the Adult experiment are 97.5 % quantiles of norms at the non-private "
         "optimum.",
