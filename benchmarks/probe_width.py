@@ -45,6 +45,7 @@ def of_the_mixture(epsilon: float, width: float, seed: int) -> Iterator[dict[str
         population.SCHEMA,
         epsilon=epsilon,
         target=population.OUTCOME,
+        engine="dpvi",
         probe_width=width,
         seed=seed,
         progress=False,
@@ -53,7 +54,7 @@ def of_the_mixture(epsilon: float, width: float, seed: int) -> Iterator[dict[str
     assert isinstance(twin.model, Mixture)
     rows = twin.model.batch_of(others.values, others.missing)
     for name in ("last", "average"):
-        draws = twin.fit.posterior_at(name).sample(NUM_DRAWS, seed=0)
+        draws = twin.by_dpvi.posterior_at(name).sample(NUM_DRAWS, seed=0)
         each = [
             np.asarray(twin.model.log_prob(jax.tree.map(lambda site, i=i: site[i], draws), rows))
             for i in range(NUM_DRAWS)
@@ -78,6 +79,7 @@ def of_adult(epsilon: float, width: float, seed: int) -> Iterator[dict[str, Any]
         sampling_prob=0.1,
         num_steps=20_000,
         learning_rate=3e-3,
+        engine="dpvi",
         probe_width=width,
         seed=seed,
         progress=False,

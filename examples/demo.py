@@ -48,7 +48,7 @@ def main() -> None:
     options.output.mkdir(parents=True)
     survey, twin = options.output / "survey.csv", options.output / "twin"
     rows = write_survey(survey)
-    model = ["--target", "affair", "--components", 5, "--epsilon", options.epsilon]
+    model = ["--target", "affair", "--epsilon", options.epsilon]
 
     print("The holder: what is public about the table, and what a twin will cost.")
     run("schema", "check", SCHEMA)

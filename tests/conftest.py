@@ -260,7 +260,14 @@ def twin(patients, schema) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return synthesize(
-            patients, schema, epsilon=5.0, target="visits", components=2, num_steps=200, seed=0
+            patients,
+            schema,
+            epsilon=5.0,
+            engine="dpvi",
+            target="visits",
+            components=2,
+            num_steps=200,
+            seed=0,
         )
 
 

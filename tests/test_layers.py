@@ -15,7 +15,7 @@ ROOT = Path(dpvim.__file__).parent
 # From the ground up: packages, and modules that lie at the top. Those in one row may import each
 # other.
 LAYERS = [
-    {"_validate", "types", "_compile", "_extras", "_progress", "files", "cache"},
+    {"_validate", "types", "_compile", "_extras", "_progress", "files", "archives", "cache"},
     {"privacy"},
     {"inference"},
     {"bridge"},

@@ -10,12 +10,6 @@ names are looked up in fixed tables.
 from __future__ import annotations
 
 import dataclasses
-import io
-import json
-import math
-import zipfile
-import zlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
+from dpvim import archives
+from dpvim.archives import FileError
 from dpvim.bridge.latent_space import LatentSpace, Site
-from dpvim.files import new_file
 from dpvim.inference.families import FAMILIES, Family
 from dpvim.inference.release_sums import ReleaseSums
 from dpvim.inference.steering import SteeredReleases
@@ -37,13 +32,10 @@ if TYPE_CHECKING:
     from dpvim.posterior.from_releases.exact_prior import PriorDraws
     from dpvim.posterior.from_releases.regression import GaussianPrior
 
+__all__ = ["FORMAT", "VERSION", "FileError", "SavedFit", "read", "write"]
+
 FORMAT = "dpvim fit"
 VERSION = 1
-
-# A small file could unfold to more than the memory. Traces are noise, which hardly gets smaller
-# when it is compressed; files up to the first number are read whatever they hold.
-_ALWAYS_READ = 64 * 2**20
-_MOST_EXPANSION = 50
 
 _RELEASES, _WINDOWS, _PRIOR, _DRAWS = "releases", "windows", "prior", "draws"
 # Supports without parameters, by the name of their class.
@@ -61,10 +53,6 @@ _BOUNDED_SUPPORTS = {
     "_LessThan": (constraints.less_than, ("upper_bound",)),
     "_LessThanEq": (constraints.less_than_eq, ("upper_bound",)),
 }
-
-
-class FileError(ValueError):
-    """The file is not a fit that can be read."""
 
 
 class SavedFit(NamedTuple):
@@ -93,27 +81,15 @@ def write(path: str | Path, saved: SavedFit) -> None:
         "several_modes": saved.several_modes,
         "is_mixture": saved.is_mixture,
         "sites": [_site_to_json(site) for site in saved.space.sites],
-        "plan": _plan_to_json(saved.plan),
-        "privacy": _privacy_to_json(saved.privacy),
+        "plan": plan_to_json(saved.plan),
+        "privacy": privacy_to_json(saved.privacy),
     }
     arrays = {"steps": saved.trace.steps, **saved.trace.params._asdict()}
     kind = _WINDOWS if isinstance(saved.releases, SteeredReleases) else _RELEASES
     for group, part in ((kind, saved.releases), (_PRIOR, saved.prior), (_DRAWS, saved.draws)):
         if part is not None:
             arrays |= {f"{group}.{name}": array for name, array in part._asdict().items()}
-    with new_file(path) as partial, zipfile.ZipFile(partial, "w") as archive:
-        _add(archive, "meta.json", json.dumps(meta, indent=1).encode())
-        for name, array in arrays.items():
-            buffer = io.BytesIO()
-            np.save(buffer, np.asarray(array), allow_pickle=False)
-            _add(archive, f"{name}.npy", buffer.getvalue())
-
-
-def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
-    """Add a member without the time of day: how long a run took is not released."""
-    member = zipfile.ZipInfo(name)
-    member.external_attr = 0o644 << 16
-    archive.writestr(member, content, zipfile.ZIP_DEFLATED)
+    archives.write(path, meta, arrays)
 
 
 def read(path: str | Path) -> SavedFit:
@@ -121,84 +97,25 @@ def read(path: str | Path) -> SavedFit:
     from dpvim.posterior.from_releases.exact_prior import PriorDraws
     from dpvim.posterior.from_releases.regression import GaussianPrior
 
-    source = Path(path)
-    if not source.exists():
-        raise FileNotFoundError(f"{source}: there is no such file.")
-    try:
-        with zipfile.ZipFile(source) as archive:
-            _check_size(source, archive)
-            if "meta.json" not in archive.namelist():
-                raise FileError(f"{source}: not a fit saved by dpvim (an archive of another kind).")
-            meta = json.loads(archive.read("meta.json"))
-            _check_version(source, meta)
-            space = LatentSpace([_site_from_json(site) for site in meta["sites"]])
-            family = _family(meta, space)
-            arrays = _arrays(archive, ("steps", *_shapes_of(family)._fields))
-            releases = _optional(archive, _RELEASES, ReleaseSums)
-            if releases is None:
-                releases = _optional(archive, _WINDOWS, SteeredReleases)
-            prior = _optional(archive, _PRIOR, GaussianPrior)
-            draws = _optional(archive, _DRAWS, PriorDraws)
+    with archives.opened(path) as archive:
+        meta = archive.meta
+        archive.check_version(FORMAT, VERSION)
+        space = LatentSpace([_site_from_json(site) for site in meta["sites"]])
+        family = _family(meta, space)
+        arrays = archive.arrays(("steps", *_shapes_of(family)._fields))
+        releases = _optional(archive, _RELEASES, ReleaseSums)
+        if releases is None:
+            releases = _optional(archive, _WINDOWS, SteeredReleases)
+        prior = _optional(archive, _PRIOR, GaussianPrior)
+        draws = _optional(archive, _DRAWS, PriorDraws)
         saved = _assemble(meta, space, family, arrays, releases, prior)
         return saved if draws is None else _with_draws(saved, draws)
-    except FileError:
-        raise
-    except zipfile.BadZipFile as error:
-        raise FileError(
-            f"{source}: not a fit saved by dpvim, or cut short. Copy or save it again."
-        ) from error
-    except (
-        *(KeyError, ValueError, TypeError, AttributeError, EOFError, OverflowError),
-        *(zlib.error, RecursionError, NotImplementedError, RuntimeError),
-    ) as error:
-        raise FileError(
-            f"{source}: damaged or not written by dpvim ({type(error).__name__}: {error})."
-        ) from error
 
 
-def _check_size(source: Path, archive: zipfile.ZipFile) -> None:
-    """Refuse a file that would unfold to far more than it is. No member unfolds to more than the
-    archive says."""
-    total = sum(member.file_size for member in archive.infolist())
-    if total > max(_ALWAYS_READ, _MOST_EXPANSION * source.stat().st_size):
-        raise FileError(
-            f"{source}: not a fit saved by dpvim (it would unfold to {total / 2**20:,.0f} MB)."
-        )
-
-
-def _arrays(archive: zipfile.ZipFile, names: Iterable[str]) -> dict[str, np.ndarray]:
-    return {name: _array(name, archive.read(f"{name}.npy")) for name in names}
-
-
-def _array(name: str, content: bytes) -> np.ndarray:
-    """The array in a file of NumPy's, which must be as long as its header says."""
-    buffer = io.BytesIO(content)
-    read_header = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }[np.lib.format.read_magic(buffer)]
-    shape, _, dtype = read_header(buffer)
-    if math.prod(shape) * dtype.itemsize != len(content) - buffer.tell():
-        raise ValueError(f"the array {name!r} is not as long as its header says")
-    return np.load(io.BytesIO(content), allow_pickle=False)
-
-
-def _optional(archive: zipfile.ZipFile, group: str, kind: Any) -> Any:
+def _optional(archive: archives.Archive, group: str, kind: Any) -> Any:
     """A group of arrays that a file need not have."""
     names = [f"{group}.{field}" for field in kind._fields]
-    if f"{names[0]}.npy" not in archive.namelist():
-        return None
-    return kind(*_arrays(archive, names).values())
-
-
-def _check_version(source: Path, meta: Any) -> None:
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise FileError(f"{source}: not a fit saved by dpvim (an archive of another kind).")
-    if not isinstance(meta.get("version"), int) or meta["version"] > VERSION:
-        raise FileError(
-            f"{source}: written in version {meta.get('version')} of the format, this dpvim reads "
-            f"up to {VERSION}. Install a newer dpvim."
-        )
+    return kind(*archive.arrays(names).values()) if names[0] in archive else None
 
 
 def _family(meta: dict[str, Any], space: LatentSpace) -> Family:
@@ -233,8 +150,8 @@ def _assemble(
         wanted = (len(steps), *getattr(like, name).shape)
         if array.shape != wanted or array.dtype.kind != "f":
             raise ValueError(f"the array {name!r} has shape {array.shape} and type {array.dtype}")
-    plan = _plan_from_json(meta["plan"])
-    privacy = _privacy_from_json(meta["privacy"], plan)
+    plan = plan_from_json(meta["plan"])
+    privacy = privacy_from_json(meta["privacy"], plan)
     if isinstance(privacy, PrivacyStatement) and privacy.steps_done < steps[-1]:
         raise ValueError(f"{steps[-1]} steps were taken, {privacy.steps_done} are accounted for")
     if releases is not None:
@@ -274,16 +191,19 @@ def _check_like(name: str, found: Any, wanted: Any) -> None:
             raise ValueError(f"the array '{name}.{field}' has shape {array.shape} or odd numbers")
 
 
-def _plan_to_json(plan: Plan) -> dict[str, Any]:
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """The plan's fields."""
     return {"private": isinstance(plan, PrivacyPlan), **dataclasses.asdict(plan)}
 
 
-def _plan_from_json(fields: dict[str, Any]) -> Plan:
+def plan_from_json(fields: dict[str, Any]) -> Plan:
+    """The plan with these fields."""
     fields = dict(fields)
     return (PrivacyPlan if fields.pop("private") else NonPrivatePlan)(**fields)
 
 
-def _privacy_to_json(privacy: PrivacyStatement | NoPrivacy) -> dict[str, Any] | None:
+def privacy_to_json(privacy: PrivacyStatement | NoPrivacy) -> dict[str, Any] | None:
+    """What a statement needs besides its plan."""
     if isinstance(privacy, NoPrivacy):
         return None
     return {
@@ -291,10 +211,12 @@ def _privacy_to_json(privacy: PrivacyStatement | NoPrivacy) -> dict[str, Any] | 
         "steps_done": privacy.steps_done,
         "released": privacy.released,
         "for_testing": privacy.for_testing,
+        "mechanism": privacy.mechanism,
     }
 
 
-def _privacy_from_json(fields: dict[str, Any] | None, plan: Plan) -> PrivacyStatement | NoPrivacy:
+def privacy_from_json(fields: dict[str, Any] | None, plan: Plan) -> PrivacyStatement | NoPrivacy:
+    """The statement of a plan."""
     if fields is None or not isinstance(plan, PrivacyPlan):
         return NoPrivacy()
     # The cost is computed anew: a file cannot claim less than its plan costs.

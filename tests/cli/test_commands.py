@@ -20,7 +20,7 @@ from dpvim.synthesis import model as table_models
 from dpvim.synthesis import twin as twin_module
 from dpvim.synthesis.tables import read_table, write_table
 
-QUICK = ["--steps", "20", "--components", "2"]
+QUICK = ["--engine", "dpvi", "--steps", "20", "--components", "2"]
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from dpvim.cli import app, fit_command, twin_commands
+from dpvim.cli import app, fit_command
+from dpvim.synthesis import fitting
 from dpvim.synthesis.encoding import encode, validation_counts
 from dpvim.synthesis.fitting import synthesize
 from dpvim.synthesis.formulas import FormulaError, check_schema, formulas_of, is_formula
@@ -39,7 +40,7 @@ FRAME = pd.DataFrame(
 
 @functools.cache
 def twin() -> Twin:
-    return synthesize(FRAME, SCHEMA, epsilon=5.0, num_steps=5, components=2, seed=0, progress=False)
+    return synthesize(FRAME, SCHEMA, epsilon=5.0, components=2, seed=0, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def call(tmp_path, monkeypatch):
 
 
 def test_synth_refuses_before_the_table_is_read(call, tmp_path, monkeypatch):
-    monkeypatch.setattr(twin_commands, "read_table", lambda *a, **k: pytest.fail("data were read"))
+    monkeypatch.setattr(fitting, "read_pieces", lambda *a, **k: pytest.fail("data were read"))
     result = call("synth", "a.csv", "--schema", "schema.toml", "--epsilon", 1, "-o", "twin")
     assert result.exit_code == 2, result.output
     assert "levels of '=place'" in result.stderr
@@ -175,7 +176,7 @@ def test_synth_sample_and_analyze(call, tmp_path, options):
     write_table(FRAME, tmp_path / "a.csv", missing="-unknown", formulas="allow")
     made = call(
         *("synth", "a.csv", "--schema", "schema.toml", "--epsilon", 5, "-o", "twin"),
-        *("--steps", 5, "--components", 2, "--datasets", 4, "--rows", 200, *options),
+        *("--components", 2, "--datasets", 4, "--rows", 200, *options),
     )
     assert made.exit_code == 0, made.output
     header = (tmp_path / "twin" / "data" / "synthetic-001.csv").read_text().splitlines()[0]

@@ -21,6 +21,13 @@ class RegressionKind(StrEnum):
     linear = "linear"
 
 
+class Engine(StrEnum):
+    """How a twin is made."""
+
+    marginals = "marginals"
+    dpvi = "dpvi"
+
+
 class NumbersModel(StrEnum):
     """Distributions of integer and real columns within a component."""
 
@@ -56,20 +63,40 @@ OwnModel = Annotated[
 ]
 Epsilon = Annotated[float, typer.Option(help="The privacy budget.")]
 Delta = Annotated[float | None, typer.Option(help="[default: a tenth of 1 / rows]")]
-Target = Annotated[str | None, typer.Option(help="A column to be regressed on all others.")]
+Target = Annotated[
+    str | None, typer.Option(help="A column to be explained by all others: it gets less noise.")
+]
+EngineOption = Annotated[
+    Engine | None,
+    typer.Option(
+        "--engine",
+        help="Noisy counts of pairs of columns, or the paper's DPVI.  [default: marginals; dpvi "
+        "with a model of your own]",
+    ),
+]
+Components = Annotated[
+    int | None,
+    typer.Option(help="Number of mixture components.  [default: by the fit; 10 with dpvi]"),
+]
 TargetModel = Annotated[
-    RegressionKind | None, typer.Option(help="Its regression.  [default: by its kind]")
+    RegressionKind | None,
+    typer.Option(help="With dpvi: the target's regression.  [default: by its kind]"),
 ]
-Components = Annotated[int, typer.Option(help="Number of mixture components.")]
 Numbers = Annotated[
-    NumbersModel, typer.Option(help="What integer and real columns are in a component.")
+    NumbersModel | None,
+    typer.Option(help="With dpvi: integer and real columns in a component.  [default: histogram]"),
 ]
-ClipNorm = Annotated[float, typer.Option(help="Largest norm of one record's gradient.")]
-LearningRate = Annotated[float, typer.Option(help="Of the optimiser, Adam.")]
+ClipNorm = Annotated[
+    float | None,
+    typer.Option(help="With dpvi: largest norm of one record's gradient.  [default: 2]"),
+]
+LearningRate = Annotated[
+    float | None, typer.Option(help="With dpvi: of the optimiser, Adam.  [default: 0.02]")
+]
 SamplingProb = Annotated[
     float | None, typer.Option(help="Probability that a record is in a batch.  [default: by size]")
 ]
-Steps = Annotated[int, typer.Option(help="Number of steps.")]
+Steps = Annotated[int | None, typer.Option(help="With dpvi: number of steps.  [default: 4000]")]
 # Where these are left out the run follows its releases, and there is nothing to choose.
 ChosenClipNorm = Annotated[
     float | None, typer.Option("--clip-norm", help="Of one record's gradient.  [default: chosen]")

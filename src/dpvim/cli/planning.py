@@ -2,46 +2,99 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import typer
 
 from dpvim import _validate
+from dpvim.models.mixture import Mixture
 from dpvim.privacy.plan import PrivacyPlan, default_sampling_prob
 from dpvim.strategy import FitPlan, plan
-from dpvim.synthesis.fitting import resolve_delta
+from dpvim.synthesis.encoding import encode
+from dpvim.synthesis.fitting import CountSynthesizer, DpviSynthesizer, resolve_delta
 from dpvim.synthesis.model import TableRegression
 from dpvim.synthesis.schema import Schema
+from dpvim.synthesis.tables import read_pieces, read_table
+from dpvim.synthesis.twin import DPVI
 from dpvim.types import Relation
 
 
-def make_plan(
-    *,
-    rows: int,
-    dim: int,
-    epsilon: float,
-    delta: float | None,
-    clip_norm: float,
-    sampling_prob: float | None,
-    steps: int,
-    relation: Relation,
+def plan_of_dpvi(
+    maker: DpviSynthesizer, rows: int, *, epsilon: float, delta: float | None
 ) -> PrivacyPlan:
-    """The plan that `dpvim.fit` would make for so many rows and parameters, calibrated."""
-    _validate.positive_int("rows", rows)
-    if sampling_prob is None:
-        sampling_prob = default_sampling_prob(num_examples=rows, dim=dim)
+    """The plan of a twin by DPVI for so many rows, calibrated."""
+    mixture = maker.model
+    assert isinstance(mixture, Mixture)
+    options = maker.options
+    prob = options.get("sampling_prob")
     return PrivacyPlan(
         num_examples=rows,
-        sampling_prob=sampling_prob,
-        num_steps=steps,
-        clip_norm=clip_norm,
-        relation=relation,
+        sampling_prob=default_sampling_prob(num_examples=rows, dim=mixture.dim)
+        if prob is None
+        else prob,
+        num_steps=options["num_steps"],
+        clip_norm=options["clip_norm"],
+        relation=options.get("relation", Relation.ZERO_OUT),
     ).calibrate(epsilon=epsilon, delta=resolve_delta(delta, rows))
+
+
+def facts_of_dpvi(maker: DpviSynthesizer, plan: PrivacyPlan) -> dict[str, Any]:
+    """What a twin by DPVI will do, for people to read."""
+    mixture = maker.model
+    assert isinstance(mixture, Mixture)
+    return {
+        "engine": DPVI,
+        "components": mixture.num_components,
+        "parameters": mixture.dim,
+        "sampling_prob": plan.sampling_prob,
+        "expected_batch_size": round(plan.expected_batch_size, 1),
+        "steps": plan.num_steps,
+        "clip_norm": plan.clip_norm,
+    }
+
+
+def show_facts(facts: dict[str, Any]) -> None:
+    """A line for each fact."""
+    for name, value in facts.items():
+        shown = f"{value:.4g}" if isinstance(value, float) else value
+        typer.echo(f"{name.replace('_', ' '):<26} {shown}")
 
 
 def end_dry_run(model: Any, data: tuple[Any, ...], **options: Any) -> None:
     """Check what is left to be checked, say what would be done, and end the command."""
     typer.echo(plan(model, *data, **options))
+    _end()
+
+
+def end_dry_run_of_twin(
+    maker: CountSynthesizer | DpviSynthesizer,
+    source: Path,
+    *,
+    epsilon: float,
+    delta: float | None,
+    num_examples: int | None,
+    **reading: Any,
+) -> None:
+    """Read the table, say what would be done with it, and end the command."""
+    schema = maker.schema
+    if isinstance(maker, DpviSynthesizer):
+        table = encode(read_table(source, columns=schema.names, **reading), schema)
+        delta = resolve_delta(delta, table.num_rows if num_examples is None else num_examples)
+        budget = {"epsilon": epsilon, "delta": delta, "num_examples": num_examples}
+        end_dry_run(maker.model, (table.values, table.missing), **budget, **maker.options)
+    assert isinstance(maker, CountSynthesizer)
+    pieces = read_pieces(source, columns=schema.names, **reading)
+    rows = sum(encode(piece, schema).num_rows for piece in pieces)
+    of_twin = maker.plan(
+        rows if num_examples is None else num_examples, epsilon=epsilon, delta=delta
+    )
+    of_twin.check_num_rows(rows)
+    show_facts(maker.facts(of_twin))
+    _end()
+
+
+def _end() -> NoReturn:
     typer.echo("All is well. Nothing was spent or written.")
     raise typer.Exit
 

@@ -19,6 +19,7 @@ from dpvim.cli.options import (
     Delta,
     DryRun,
     Encoding,
+    EngineOption,
     Epsilon,
     Format,
     Formulas,
@@ -26,7 +27,6 @@ from dpvim.cli.options import (
     LearningRate,
     NewFolder,
     Numbers,
-    NumbersModel,
     NumExamples,
     OwnModel,
     PrivateSeed,
@@ -43,21 +43,18 @@ from dpvim.cli.options import (
     TwinFolder,
     command_line,
 )
-from dpvim.cli.planning import end_dry_run, make_plan, plan_of_regression
-from dpvim.files import new_folder
-from dpvim.synthesis.encoding import encode
-from dpvim.synthesis.fitting import (
-    DEFAULT_CLIP_NORM,
-    DEFAULT_COMPONENTS,
-    DEFAULT_LEARNING_RATE,
-    DEFAULT_STEPS,
-    fit_twin,
-    resolve_delta,
+from dpvim.cli.planning import (
+    end_dry_run_of_twin,
+    facts_of_dpvi,
+    plan_of_dpvi,
+    plan_of_regression,
+    show_facts,
 )
-from dpvim.synthesis.model import build_mixture, build_model, load_model
+from dpvim.files import new_folder
+from dpvim.synthesis.fitting import CountSynthesizer, make_synthesizer, resolve_delta
+from dpvim.synthesis.model import load_model
 from dpvim.synthesis.schema import Schema
-from dpvim.synthesis.tables import read_table
-from dpvim.synthesis.twin import DATA, Twin, check_format
+from dpvim.synthesis.twin import CLOSEST, DATA, Twin, check_format
 from dpvim.types import Relation
 
 
@@ -71,9 +68,10 @@ def plan(
         typer.Option(help="A regression that `dpvim fit` would make, instead of a synthesis."),
     ] = None,
     target: Target = None,
+    engine: EngineOption = None,
+    components: Components = None,
     target_model: TargetModel = None,
-    components: Components = DEFAULT_COMPONENTS,
-    numbers: Numbers = NumbersModel.histogram,
+    numbers: Numbers = None,
     clip_norm: ChosenClipNorm = None,
     sampling_prob: SamplingProb = None,
     steps: ChosenSteps = None,
@@ -91,8 +89,11 @@ def plan(
 
     - `dpvim plan --schema patients.toml --rows 58261 --epsilon 1 --model poisson --target infected`
     """
-    settings: dict[str, Any] = {"epsilon": epsilon, "sampling_prob": sampling_prob}
-    settings |= {"relation": relation}
+    of_steps: dict[str, Any] = {
+        "clip_norm": clip_norm,
+        "sampling_prob": sampling_prob,
+        "num_steps": steps,
+    }
     with plain_errors():
         known = Schema.load(schema)
         delta = resolve_delta(delta, _validate.positive_int("rows", rows))
@@ -102,38 +103,35 @@ def plan(
                 model.value,
                 target,
                 rows=rows,
+                epsilon=epsilon,
                 delta=delta,
-                clip_norm=clip_norm,
-                num_steps=steps,
-                **settings,
+                relation=relation,
+                **of_steps,
             )
             print_json(made.to_dict()) if as_json else typer.echo(made)
             return
-        mixture = build_mixture(
+        maker = make_synthesizer(
             known,
-            components=components,
+            engine=engine,
             target=target,
+            components=components,
             target_model=target_model,
-            numbers=numbers.value,
+            numbers=numbers,
+            relation=relation,
+            **of_steps,
         )
-        of_twin = make_plan(
-            rows=rows,
-            dim=mixture.dim,
-            delta=delta,
-            clip_norm=DEFAULT_CLIP_NORM if clip_norm is None else clip_norm,
-            steps=DEFAULT_STEPS if steps is None else steps,
-            **settings,
-        )
-    facts: dict[str, Any] = {
-        "columns": len(mixture.columns),
-        "not_reviewed": len(known.unreviewed),
-        "components": components,
-        "parameters": mixture.dim,
-        "rows": rows,
-        "sampling_prob": of_twin.sampling_prob,
-        "expected_batch_size": round(of_twin.expected_batch_size, 1),
-        "steps": of_twin.num_steps,
-        "clip_norm": of_twin.clip_norm,
+        facts: dict[str, Any] = {
+            "columns": len(known.columns),
+            "not_reviewed": len(known.unreviewed),
+            "rows": rows,
+        }
+        if isinstance(maker, CountSynthesizer):
+            of_twin = maker.plan(rows, epsilon=epsilon, delta=delta)
+            facts |= maker.facts(of_twin)
+        else:
+            of_twin = plan_of_dpvi(maker, rows, epsilon=epsilon, delta=delta)
+            facts |= facts_of_dpvi(maker, of_twin)
+    facts |= {
         "noise_multiplier": of_twin.noise_multiplier,
         "epsilon": epsilon,
         "delta": delta,
@@ -147,9 +145,7 @@ def plan(
     if as_json:
         print_json(facts)
         return
-    for name, value in facts.items():
-        shown = f"{value:.4g}" if isinstance(value, float) else value
-        typer.echo(f"{name.replace('_', ' '):<20} {shown}")
+    show_facts(facts)
 
 
 def synth(
@@ -159,36 +155,37 @@ def synth(
     output: NewFolder,
     delta: Delta = None,
     target: Target = None,
-    target_model: TargetModel = None,
-    components: Components = DEFAULT_COMPONENTS,
-    numbers: Numbers = NumbersModel.histogram,
-    model: OwnModel = None,
+    engine: EngineOption = None,
+    components: Components = None,
     datasets: Datasets = 100,
     rows: RowsOut = None,
     table_format: TableFormat = Format.csv,
     formulas: Formulas = FormulasRule.refuse,
-    clip_norm: ClipNorm = DEFAULT_CLIP_NORM,
-    learning_rate: LearningRate = DEFAULT_LEARNING_RATE,
-    sampling_prob: SamplingProb = None,
-    steps: Steps = DEFAULT_STEPS,
     relation: RelationOption = Relation.ZERO_OUT,
     num_examples: NumExamples = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
+    model: OwnModel = None,
+    target_model: TargetModel = None,
+    numbers: Numbers = None,
+    clip_norm: ClipNorm = None,
+    learning_rate: LearningRate = None,
+    sampling_prob: SamplingProb = None,
+    steps: Steps = None,
     seed: PrivateSeed = None,
     dry_run: DryRun = False,
 ) -> None:
     """Learn a private model of a table and draw synthetic twins of it.
 
-    The folder holds the synthetic tables, the posterior, the schema, the privacy statement and the
-    command; nothing in it is private.
+    The folder holds the synthetic tables, what was released, the schema, the privacy statement and
+    the command; nothing in it is private.
 
     Examples:
 
     - `dpvim synth patients.csv --schema patients.toml --epsilon 1 -o twin`
 
-    - `dpvim synth patients.csv --schema patients.toml --epsilon 1 --target infected
-      --target-model poisson --datasets 20 --format parquet -o twin`
+    - `dpvim synth patients.parquet --schema patients.toml --epsilon 1 --target infected
+      --datasets 20 --format parquet -o twin`
     """
     with plain_errors():
         _validate.positive_int("datasets", datasets)
@@ -197,44 +194,27 @@ def synth(
         known = Schema.load(schema)
         known.check_reviewed()
         check_format(known, table_format.value, formulas.value)
-        chosen = build_model(
+        maker = make_synthesizer(
             known,
-            None if model is None else load_model(model),
-            components=components,
+            engine=engine,
             target=target,
+            components=components,
+            model=None if model is None else load_model(model),
             target_model=target_model,
-            numbers=numbers.value,
+            numbers=numbers,
+            clip_norm=clip_norm,
+            learning_rate=learning_rate,
+            sampling_prob=sampling_prob,
+            num_steps=steps,
+            relation=relation,
+            seed=seed,
         )
+        budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "num_examples": num_examples}
+        reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding}
         with new_folder(output) as folder:
-            frame = read_table(table, columns=known.names, delimiter=delimiter, encoding=encoding)
             if dry_run:
-                table_as_arrays = encode(frame, known)
-                public_rows = len(frame) if num_examples is None else num_examples
-                end_dry_run(
-                    chosen,
-                    (table_as_arrays.values, table_as_arrays.missing),
-                    num_examples=num_examples,
-                    epsilon=epsilon,
-                    delta=resolve_delta(delta, public_rows),
-                    clip_norm=clip_norm,
-                    sampling_prob=sampling_prob,
-                    num_steps=steps,
-                    relation=relation,
-                )
-            twin = fit_twin(
-                frame,
-                known,
-                chosen,
-                epsilon=epsilon,
-                delta=delta,
-                clip_norm=clip_norm,
-                learning_rate=learning_rate,
-                sampling_prob=sampling_prob,
-                num_steps=steps,
-                num_examples=num_examples,
-                relation=relation,
-                seed=seed,
-            )
+                end_dry_run_of_twin(maker, table, **budget, **reading)
+            twin = maker.fit(table, **budget, **reading)
             twin.write_into(folder, not_for_release=seed is not None)
             (folder / "command.txt").write_text(command_line() + "\n", encoding="utf-8")
         # From here on the budget is spent and its result is safe.
@@ -243,10 +223,16 @@ def synth(
             f"\n{output}: the fit is saved. If drawing the tables is interrupted, go on with: "
             f"dpvim sample {output} -o {output / DATA}"
         )
-        twin.write_datasets(
-            output / DATA, datasets, rows, suffix=table_format.value, formulas=formulas.value
+        written: dict[str, Any] = {"suffix": table_format.value, "formulas": formulas.value}
+        twin.write_datasets(output / DATA, datasets, rows, **written)
+        if isinstance(maker, CountSynthesizer):
+            twin.write_closest(output, rows, **written)
+    typer.echo(f"\n{output}: {datasets} synthetic tables and what they were drawn from.")
+    if isinstance(maker, CountSynthesizer):
+        typer.echo(
+            f"{output / CLOSEST}.{table_format.value}: the one table that is closest to the "
+            "original, for looking and training. For intervals pool the others: dpvim analyze."
         )
-    typer.echo(f"\n{output}: {datasets} synthetic tables and the posterior they were drawn from.")
 
 
 def sample(
@@ -256,6 +242,9 @@ def sample(
     rows: RowsOut = None,
     table_format: TableFormat = Format.csv,
     formulas: Formulas = FormulasRule.refuse,
+    closest: Annotated[
+        bool, typer.Option("--closest", help="One table, the closest to the original.")
+    ] = False,
     model: OwnModel = None,
     seed: Annotated[int | None, typer.Option(help="Repeat a draw.")] = None,
 ) -> None:
@@ -263,14 +252,13 @@ def sample(
 
     Example: `dpvim sample twin --datasets 20 --rows 1000 -o more`
     """
+    written: dict[str, Any] = {"suffix": table_format.value, "formulas": formulas.value}
     with plain_errors():
         source = Twin.load(twin, model=None if model is None else load_model(model))
-        source.write_datasets(
-            output,
-            datasets,
-            rows,
-            suffix=table_format.value,
-            formulas=formulas.value,
-            seed=seed,
-        )
-    typer.echo(f"{output}: {datasets} synthetic tables.")
+        if closest:
+            with new_folder(output) as folder:
+                source.write_closest(folder, rows, seed=seed, **written)
+        else:
+            source.write_datasets(output, datasets, rows, seed=seed, **written)
+    made = "the closest table" if closest else f"{datasets} synthetic tables"
+    typer.echo(f"{output}: {made}.")

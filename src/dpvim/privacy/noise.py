@@ -31,6 +31,14 @@ class RoundedGaussianNoise:
         """Noise of the next `num_steps` steps, shape [num_steps, size], int32."""
         if self._stddev_in_grids == 0:
             return np.zeros((num_steps, self._size), dtype=np.int32)
-        normal = self._generator.standard_normal((num_steps, self._size))
-        normal *= self._stddev_in_grids
-        return np.rint(normal, out=normal).astype(np.int32)
+        shape = (num_steps, self._size)
+        return rounded_gaussian(self._generator, self._stddev_in_grids, shape).astype(np.int32)
+
+
+def rounded_gaussian(
+    generator: np.random.Generator, stddev: float, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Independent normals of this standard deviation, rounded to whole numbers (as float64)."""
+    normal = generator.standard_normal(shape)
+    normal *= stddev
+    return np.rint(normal, out=normal)

@@ -20,7 +20,7 @@ _ASSUMPTIONS = (
     "Each person contributes one record.",
     "The model, the settings and every constant used to prepare the data (bounds, levels, "
     "standardisation, types of numbers) are public, or were paid for out of a budget of their own.",
-    "Nothing but this result leaves the computation: no losses, exact gradients or running times.",
+    "Nothing but this result leaves the computation: no losses, exact sums or running times.",
     "Other results from the same data add to the cost, and so does a run that was started anew.",
 )
 _STOPPED = (
@@ -28,9 +28,13 @@ _STOPPED = (
     "had released."
 )
 _SEEDED = (
-    "FOR TESTING ONLY: the batches and the noise came from a given seed; whoever knows it can "
+    "FOR TESTING ONLY: batches and noise came from a given seed; whoever knows it can "
     "take the noise away. There is no privacy guarantee."
 )
+
+
+GRADIENTS, COUNTS = "gradients", "counts"
+"""Mechanisms: noisy sums of clipped gradients, and noisy counts of declared cells."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,7 @@ class PrivacyStatement:
     released: str
     for_testing: bool
     epsilon: float
+    mechanism: str = GRADIENTS
 
     @property
     def private(self) -> bool:
@@ -76,7 +81,14 @@ class PrivacyStatement:
 
     @classmethod
     def of(
-        cls, plan: PrivacyPlan, *, delta: float, steps_done: int, released: str, for_testing: bool
+        cls,
+        plan: PrivacyPlan,
+        *,
+        delta: float,
+        steps_done: int,
+        released: str,
+        for_testing: bool,
+        mechanism: str = GRADIENTS,
     ) -> PrivacyStatement:
         """The statement of `steps_done` steps of `plan`: fewer, or more in several runs, than one
         run of it has."""
@@ -87,6 +99,7 @@ class PrivacyStatement:
             released=released,
             for_testing=for_testing,
             epsilon=plan.with_steps(steps_done).epsilon(delta) if steps_done else 0.0,
+            mechanism=mechanism,
         )
 
     @property
@@ -113,6 +126,7 @@ class PrivacyStatement:
             "num_steps": self.steps_done,
             "planned_steps": plan.num_steps,
             "accountant": ACCOUNTANT,
+            "mechanism": self.mechanism,
             "released": self.released,
             "assumptions": list(self.assumptions),
             "for_testing": self.for_testing,
@@ -126,10 +140,7 @@ class PrivacyStatement:
         elif self.steps_done > plan.num_steps:
             steps += f" in several runs of at most {plan.num_steps:,}, all of them together"
         noise = f"noise multiplier {plan.noise_multiplier:.4g}"
-        rows = [
-            ("guarantee", f"({round_up(self.epsilon)}, {self.delta:g})-differential privacy"),
-            ("neighbours", _RELATION_IN_WORDS[plan.relation]),
-            ("released", self.released),
+        how = [
             ("mechanism", f"clipped sums (norm {plan.clip_norm:g}) + Gaussian noise, {noise},"),
             ("", f"both rounded to a grid of {plan.noise_grid:.3g} and added as integers"),
             (
@@ -138,6 +149,18 @@ class PrivacyStatement:
                 f"{plan.sampling_prob:.4g} a step; at most {plan.max_batch_size:,} a batch",
             ),
             ("steps", steps),
+        ]
+        if self.mechanism == COUNTS:
+            how = [
+                ("mechanism", f"counts + Gaussian noise, rounded to whole numbers; {noise},"),
+                ("", "for all counts together: a record's share of them has norm 1"),
+                ("records", f"all of them, {_count(plan)}"),
+            ]
+        rows = [
+            ("guarantee", f"({round_up(self.epsilon)}, {self.delta:g})-differential privacy"),
+            ("neighbours", _RELATION_IN_WORDS[plan.relation]),
+            ("released", self.released),
+            *how,
             ("accountant", ACCOUNTANT),
             *(("assumes" if i == 0 else "", text) for i, text in enumerate(self.assumptions)),
         ]

@@ -17,6 +17,8 @@ from dpvim._extras import LazyModule
 from dpvim.models.mixture import Mixture
 from dpvim.synthesis.analysis.pooling import FailedFitsError, analyze
 from dpvim.synthesis.encoding import decode, encode
+from dpvim.synthesis.marginals.fit import MarginalFit
+from dpvim.synthesis.model import target_model_of
 from dpvim.synthesis.schema import AnyColumn, Count, Levelled, Real, Schema
 from dpvim.synthesis.twin import Twin
 
@@ -117,15 +119,14 @@ def downstream(
 
 
 def default_formula(twin: Twin) -> tuple[str, str]:
-    """The regression that the twin's model contains, and its family.
+    """The regression of the twin's target on all other columns, and its family.
 
     Counts among the covariates are on the scale log(1 + x), and numbers declared as logarithmic on
-    that scale, as the model has them.
+    that scale, as the mixture of DPVI has them.
     """
-    model, schema = twin.model, twin.schema
-    if not isinstance(model, Mixture) or model.response is None:
-        raise NoAnalysisError("the twin has no target, and no formula was given")
-    target = schema.column(model.response.name)
+    schema = twin.schema
+    name, kind = _regression(twin)
+    target = schema.column(name)
     if isinstance(target, Levelled) and not _is_name(target.name):
         raise NoAnalysisError(
             f"the target's name, {target.name!r}, cannot stand in a formula by itself; give one"
@@ -140,13 +141,35 @@ def default_formula(twin: Twin) -> tuple[str, str]:
     outcome = _quoted(target.name)
     if isinstance(target, Real) and target.scale == "log":
         outcome = f"np.log({outcome})"
-    return f"{outcome} ~ {' + '.join(map(_term, others))}", _GLM[model.response.kind]
+    return f"{outcome} ~ {' + '.join(map(_term, others))}", _GLM[kind]
 
 
 def target_of(twin: Twin) -> str | None:
-    """The column that the model regresses on all others, if there is one."""
+    """The column that matters more than the others, if there is one.
+
+    A mixture of DPVI regresses it on all others; of a fit to counts it has pairs with less noise.
+    """
+    if isinstance(twin.fit, MarginalFit):
+        return twin.fit.target
     model = twin.model
     return model.response.name if isinstance(model, Mixture) and model.response else None
+
+
+def _regression(twin: Twin) -> tuple[str, str]:
+    """The target's name, and which regression suits it."""
+    target = target_of(twin)
+    if target is None:
+        raise NoAnalysisError("the twin has no target, and no formula was given")
+    if isinstance(twin.model, Mixture) and twin.model.response is not None:
+        return target, twin.model.response.kind
+    try:
+        return target, target_model_of(twin.schema, target)
+    except ValueError as error:
+        # Its advice is for DPVI.
+        raise NoAnalysisError(
+            f"the target, {target!r}, has more than two levels, for which there is no regression "
+            "here; give a formula with another outcome"
+        ) from error
 
 
 def readable_term(term: str, schema: Schema) -> str:

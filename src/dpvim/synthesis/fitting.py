@@ -1,122 +1,272 @@
-"""Fit a twin: choose the model of a table, its budget and its settings, and run the private fit.
+"""Fit a twin: choose the engine, the model of a table, its budget and its settings, and run it.
 
-`synthesize` does all of it. On the command line the model is built first, so that what is wrong
-with it is said before the table is read; `fit_twin` then takes it as it is.
+`synthesize` does all of it. The command line makes the synthesizer first, so that what is wrong
+with the choices is said before the table is read.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Self, TypeAlias
 
 import pandas as pd
 
 from dpvim import _validate
 from dpvim.fitting import fit as fit_model
 from dpvim.options import Budget, FitOptions
+from dpvim.privacy.plan import PrivacyPlan
 from dpvim.synthesis.encoding import encode
+from dpvim.synthesis.marginals.fit import counts_plan, fit_marginals
+from dpvim.synthesis.marginals.release import design, noise_of_pairs
 from dpvim.synthesis.model import DEFAULT_NUMBERS, build_model
 from dpvim.synthesis.schema import Schema
-from dpvim.synthesis.twin import Twin
+from dpvim.synthesis.tables import read_pieces, read_table
+from dpvim.synthesis.twin import DPVI, MARGINALS, Twin
+from dpvim.types import Relation
 
+ENGINES = (MARGINALS, DPVI)
 DEFAULT_COMPONENTS = 10
 DEFAULT_CLIP_NORM = 2.0
 DEFAULT_LEARNING_RATE = 2e-2
 DEFAULT_STEPS = 4000
+# What a twin from counts has of the options of a fit.
+_OPTIONS_OF_COUNTS = ("relation", "seed", "progress")
+
+Source: TypeAlias = pd.DataFrame | str | Path
+"""A table, or a file that holds one."""
 
 
 def synthesize(
-    frame: pd.DataFrame,
+    frame: Source,
     schema: Schema,
     *,
     epsilon: float,
     delta: float | None = None,
     target: str | None = None,
-    target_model: str | None = None,
-    components: int = DEFAULT_COMPONENTS,
-    numbers: str = DEFAULT_NUMBERS,
-    model: Callable[..., Any] | None = None,
-    clip_norm: float = DEFAULT_CLIP_NORM,
-    learning_rate: float = DEFAULT_LEARNING_RATE,
+    engine: str | None = None,
+    components: int | None = None,
     num_examples: int | None = None,
+    target_model: str | None = None,
+    numbers: str | None = None,
+    model: Callable[..., Any] | None = None,
+    clip_norm: float | None = None,
+    learning_rate: float | None = None,
     **fit_options: Any,
 ) -> Twin:
     """Learn a model of a sensitive table under (epsilon, delta)-differential privacy.
 
     Args:
-        frame: The table; one row for each person.
+        frame: The table, or a file with it; one row for each person. A Parquet file need not fit
+            the memory.
         schema: What is publicly known about its columns; every entry must be reviewed.
         epsilon: The budget.
         delta: Default: a tenth of one over the number of rows.
-        target: A column to be regressed on all others.
-        target_model: ``logistic``, ``poisson`` or ``linear``; default by the target's kind.
-        components: Number of mixture components.
-        numbers: What integer and real columns are in a component: ``histogram`` or ``normal``.
+        target: A column that matters more than others: its pairs are counted with less noise.
+            With ``dpvi`` it is regressed on all others.
+        engine: ``marginals`` (a mixture fitted to noisy counts of pairs of columns; the default) or
+            ``dpvi`` (the paper's way: a model fitted by noisy gradients; the default for a model
+            of your own).
+        components: Number of mixture components. Default: with ``marginals`` as many as the counts
+            ask for, with ``dpvi`` 10.
+        num_examples, fit_options: As in `dpvim.fit`; with ``marginals`` ``relation``, ``seed`` and
+            ``progress`` alone.
+        target_model: With ``dpvi``: ``logistic``, ``poisson`` or ``linear``; default by the
+            target's kind.
+        numbers: With ``dpvi``, what integer and real columns are in a component: ``histogram`` or
+            ``normal``.
         model: A NumPyro model of your own instead of the mixture: called with the columns' values
             and where they are missing (dicts of arrays, as `dpvim.synthesis.encoding.encode`
             returns them) it observes them; called with ``num_rows=`` it returns drawn columns.
-        clip_norm, learning_rate, num_examples, fit_options: As in `dpvim.fit`; 4000 steps and
-            a learning rate of 0.02 unless told. (Longer runs have more noise a step, which shows
-            where data are scarce.)
+        clip_norm, learning_rate: With ``dpvi``, as in `dpvim.fit`; 4000 steps and a learning rate
+            of 0.02 unless told. (Longer runs have more noise a step, which shows where data are
+            scarce.)
 
     Returns:
-        A `Twin`: ``twin.sample()``, ``twin.datasets(100)``, ``twin.save("twin")``.
+        A `Twin`: ``twin.sample()``, ``twin.datasets(100)``, ``twin.closest()``,
+        ``twin.save("twin")``.
     """
-    chosen = build_model(
+    maker = make_synthesizer(
         schema,
-        model,
-        components=components,
+        engine=engine,
         target=target,
+        components=components,
+        model=model,
         target_model=target_model,
         numbers=numbers,
-    )
-    return fit_twin(
-        frame,
-        schema,
-        chosen,
-        epsilon=epsilon,
-        delta=delta,
         clip_norm=clip_norm,
         learning_rate=learning_rate,
-        num_examples=num_examples,
         **fit_options,
     )
+    return maker.fit(frame, epsilon=epsilon, delta=delta, num_examples=num_examples)
 
 
-def fit_twin(
-    frame: pd.DataFrame,
+@dataclasses.dataclass(frozen=True)
+class CountSynthesizer:
+    """Makes twins from noisy counts: all that was chosen before a table is read.
+
+    Attributes:
+        schema: The table's columns.
+        target, components: As in `synthesize`.
+        relation, seed, progress: As in `dpvim.fit`.
+    """
+
+    schema: Schema
+    target: str | None = None
+    components: int | None = None
+    relation: Relation = Relation.ZERO_OUT
+    seed: int | None = None
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.target is not None:
+            _validate.one_of("target", self.target, self.schema.names)
+        if self.components is not None:
+            _validate.positive_int("components", self.components)
+
+    def plan(self, num_rows: int, *, epsilon: float, delta: float | None = None) -> PrivacyPlan:
+        """The plan for so many rows, calibrated. It needs no data."""
+        plan = counts_plan(num_examples=num_rows, relation=self.relation)
+        return plan.calibrate(epsilon=epsilon, delta=resolve_delta(delta, num_rows))
+
+    def facts(self, plan: PrivacyPlan) -> dict[str, Any]:
+        """What will be counted, and how precisely, for people to read."""
+        wanted = design(self.schema, plan, target=self.target)
+        noise = noise_of_pairs(plan, wanted)
+        facts: dict[str, Any] = {
+            "engine": MARGINALS,
+            "columns_counted_alone": len(wanted.grouped) if wanted.shares[0] else 0,
+            "pairs_counted": len(wanted.pairs),
+        }
+        if noise:
+            facts["noise_of_a_count"] = max(noise)
+        if noise and self.target is not None:
+            facts["noise_of_a_count_of_target"] = min(noise)
+        return facts
+
+    def fit(
+        self,
+        source: Source,
+        *,
+        epsilon: float,
+        delta: float | None = None,
+        num_examples: int | None = None,
+        **reading: Any,
+    ) -> Twin:
+        """The twin of a table.
+
+        Args:
+            source, epsilon, delta, num_examples: As in `synthesize`.
+            reading: Of a file, as in `read_table`.
+        """
+        self.schema.check_reviewed()
+
+        def pieces() -> Iterable[pd.DataFrame]:
+            if isinstance(source, pd.DataFrame):
+                return [source]
+            return read_pieces(source, columns=self.schema.names, **reading)
+
+        public_rows = sum(map(len, pieces())) if num_examples is None else num_examples
+        fitted = fit_marginals(
+            lambda: (encode(piece, self.schema) for piece in pieces()),
+            self.schema,
+            self.plan(public_rows, epsilon=epsilon, delta=delta),
+            delta=resolve_delta(delta, public_rows),
+            target=self.target,
+            components=self.components,
+            seed=self.seed,
+            progress=self.progress,
+        )
+        return Twin(self.schema, fitted, None, public_rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class DpviSynthesizer:
+    """Makes twins by DPVI: all that was chosen before a table is read.
+
+    Attributes:
+        schema: The table's columns.
+        model: Of a table; see `build_model`.
+        options: Of the fit, as in `dpvim.fit`.
+    """
+
+    schema: Schema
+    model: Callable[..., Any]
+    options: dict[str, Any]
+
+    def fit(
+        self,
+        source: Source,
+        *,
+        epsilon: float,
+        delta: float | None = None,
+        num_examples: int | None = None,
+        **reading: Any,
+    ) -> Twin:
+        """The twin of a table; arguments as in `CountSynthesizer.fit`."""
+        self.schema.check_reviewed()
+        if not isinstance(source, pd.DataFrame):
+            source = read_table(source, columns=self.schema.names, **reading)
+        public_rows = len(source) if num_examples is None else num_examples
+        table = encode(source, self.schema)
+        result = fit_model(
+            self.model,
+            table.values,
+            table.missing,
+            epsilon=epsilon,
+            delta=resolve_delta(delta, public_rows),
+            num_examples=num_examples,
+            **self.options,
+        )
+        return Twin(self.schema, result, self.model, public_rows)
+
+
+def make_synthesizer(
     schema: Schema,
-    model: Callable[..., Any],
     *,
-    epsilon: float,
-    delta: float | None,
-    clip_norm: float,
-    learning_rate: float,
-    num_examples: int | None,
+    engine: str | None = None,
+    target: str | None = None,
+    components: int | None = None,
+    model: Callable[..., Any] | None = None,
+    target_model: str | None = None,
+    numbers: str | None = None,
     **fit_options: Any,
-) -> Twin:
-    """Fit a model that `build_model` chose to a table; arguments as in `synthesize`."""
-    schema.check_reviewed()
-    _check_fit_options(fit_options)
-    if not {"num_steps", "num_epochs"} & set(fit_options):
-        fit_options["num_steps"] = DEFAULT_STEPS
-    # A mixture is no quadratic over wide probes (benchmarks/probe_width.py).
-    fit_options.setdefault("probe_width", 1.0)
-    public_rows = len(frame) if num_examples is None else num_examples
-    table = encode(frame, schema)
-    result = fit_model(
+) -> CountSynthesizer | DpviSynthesizer:
+    """What makes twins of tables with a schema; arguments as in `synthesize`.
+
+    Options that an engine does not have are refused, so that none is ignored.
+    """
+    # Otherwise they would be taken for arguments of the model.
+    for name in fit_options:
+        _validate.one_of("option", name, _FIT_OPTIONS)
+    given = {name: value for name, value in fit_options.items() if value is not None}
+    chosen = engine or (MARGINALS if model is None else DPVI)
+    _validate.one_of("engine", chosen, ENGINES)
+    if chosen == MARGINALS:
+        of_dpvi = {"model": model, "target_model": target_model, "numbers": numbers, **given}
+        for name, value in of_dpvi.items():
+            if value is not None and name not in _OPTIONS_OF_COUNTS:
+                raise ValueError(
+                    f"{name}: expected only with the engine {DPVI!r}, got it with {MARGINALS!r}, "
+                    "where nothing is clipped and no steps are taken. Leave it out, or choose the "
+                    f"engine {DPVI!r}."
+                )
+        return CountSynthesizer(schema, target, components, **given)
+    built = build_model(
+        schema,
         model,
-        table.values,
-        table.missing,
-        epsilon=epsilon,
-        delta=resolve_delta(delta, public_rows),
-        clip_norm=clip_norm,
-        learning_rate=learning_rate,
-        num_examples=num_examples,
-        **fit_options,
+        components=DEFAULT_COMPONENTS if components is None else components,
+        target=target,
+        target_model=target_model,
+        numbers=numbers or DEFAULT_NUMBERS,
     )
-    return Twin(schema, result, model, public_rows)
+    if not {"num_steps", "num_epochs"} & set(given):
+        given["num_steps"] = DEFAULT_STEPS
+    # A mixture is no quadratic over wide probes (benchmarks/probe_width.py).
+    given.setdefault("probe_width", 1.0)
+    defaults = {"clip_norm": DEFAULT_CLIP_NORM, "learning_rate": DEFAULT_LEARNING_RATE}
+    return DpviSynthesizer(schema, built, {**defaults, **given})
 
 
 def resolve_delta(delta: float | None, num_rows: int) -> float:
@@ -175,11 +325,5 @@ _FIT_OPTIONS = [
     field.name
     for kind in (Budget, FitOptions)
     for field in dataclasses.fields(kind)
-    if field.name not in {*_OWN_OPTIONS, "noise_multiplier"}
+    if field.name not in {"noise_multiplier", "epsilon", "delta", "num_examples"}
 ]
-
-
-def _check_fit_options(options: dict[str, Any]) -> None:
-    # Otherwise they would be taken for arguments of the model.
-    for name in options:
-        _validate.one_of("option", name, _FIT_OPTIONS)

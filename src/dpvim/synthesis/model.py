@@ -80,7 +80,7 @@ def build_mixture(
     bins = _NUM_BINS if numbers == "histogram" else 0
     response = None
     if target is not None:
-        response = Response(target, _target_model(schema, target, target_model))
+        response = Response(target, target_model_of(schema, target, target_model))
     elif target_model is not None:
         raise ValueError(
             f"target_model: expected together with a target, got {target_model!r} alone. Name the "
@@ -90,7 +90,7 @@ def build_mixture(
     return Mixture(columns, components, response)
 
 
-def mixture_settings(model: Callable[..., Any], schema: Schema) -> dict[str, Any] | None:
+def mixture_settings(model: Callable[..., Any] | None, schema: Schema) -> dict[str, Any] | None:
     """The settings that `build_mixture` makes this model from; None for the user's own."""
     if not isinstance(model, Mixture):
         return None
@@ -177,7 +177,8 @@ def _column(column: AnyColumn, num_bins: int = 0) -> Column:
     raise TypeError(f"column {column.name!r}: no model for the kind {column.kind!r}.")
 
 
-def _target_model(schema: Schema, target: str, kind: str | None) -> str:
+def target_model_of(schema: Schema, target: str, kind: str | None = None) -> str:
+    """The regression of a target: the one that is asked for, or the one that suits its kind."""
     _validate.one_of("target", target, schema.names)
     if kind is not None:
         return kind

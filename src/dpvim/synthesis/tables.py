@@ -37,6 +37,8 @@ else:
 
 _DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
 _NO_TEXTS = ("integer", "floating", "decimal", "boolean", "null", "temporal")
+# Rows of a piece of a table that is read piece by piece.
+_PIECE_ROWS = 250_000
 _SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 
 
@@ -76,6 +78,32 @@ def read_table(
         table = table.select(list(columns))
     # Arrow's types tell integers with gaps from reals; pandas' own would make them the same.
     return table.to_pandas(types_mapper=pd.ArrowDtype)
+
+
+def read_pieces(
+    path: str | os.PathLike[str],
+    *,
+    columns: Sequence[str] | None = None,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+) -> Iterator[pd.DataFrame]:
+    """Read a table piece by piece: Parquet files need not fit the memory. Others are read whole.
+
+    Args:
+        path, columns, delimiter, encoding: As for `read_table`.
+    """
+    source = Path(path)
+    if _suffix(source) != ".parquet" or not source.exists():
+        yield read_table(path, columns=columns, delimiter=delimiter, encoding=encoding)
+        return
+    with _parquet_errors_explained(source):
+        file = pq.ParquetFile(source)
+        check_names(source, file.schema_arrow.names, columns)
+        names = list(columns) if columns is not None else file.schema_arrow.names
+        if file.metadata.num_rows == 0:
+            raise TableError(f"{source}: expected at least one record, got a header and no rows.")
+        for batch in file.iter_batches(_PIECE_ROWS, columns=names):
+            yield pa.table(batch).select(names).to_pandas(types_mapper=pd.ArrowDtype)
 
 
 def write_table(
@@ -148,11 +176,16 @@ def _delimiter(suffix: str) -> str:
 
 
 def _read_parquet(source: Path, columns: Sequence[str] | None) -> pa.Table:
-    try:
+    with _parquet_errors_explained(source):
         file = pq.ParquetFile(source)
-        names = file.schema_arrow.names
-        check_names(source, names, columns)
+        check_names(source, file.schema_arrow.names, columns)
         return file.read(columns=None if columns is None else list(columns))
+
+
+@contextlib.contextmanager
+def _parquet_errors_explained(source: Path) -> Iterator[None]:
+    try:
+        yield
     except (pa.ArrowInvalid, OSError) as error:
         raise TableError(
             f"{source}: expected a Parquet file, got one that cannot be read "

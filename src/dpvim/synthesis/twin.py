@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import jax
 import numpy as np
@@ -26,14 +27,20 @@ from dpvim.result import Fit
 from dpvim.serialization import FileError
 from dpvim.synthesis.encoding import EncodedTable, decode
 from dpvim.synthesis.formulas import check_schema
+from dpvim.synthesis.marginals.fit import MarginalFit
 from dpvim.synthesis.model import build_mixture, mixture_settings
 from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.tables import write_table
 from dpvim.types import NotForReleaseWarning
 
-_FORMAT, _VERSION = "dpvim twin", 1
+DPVI, MARGINALS = "dpvi", "marginals"
+"""Engines: a model by DPVI, or a mixture from noisy counts."""
+RowsOf: TypeAlias = Callable[[int], EncodedTable]
+"""Draws so many rows, others at every call."""
+
+_FORMAT, _VERSION = "dpvim twin", 2
 _FIT, _SCHEMA, _PRIVACY, ABOUT = "posterior.npz", "schema.toml", "privacy.json", "twin.json"
-DATA = "data"
+DATA, CLOSEST = "data", "closest"
 # Fields of a privacy statement that must agree with the fit.
 _GUARANTEE_FIELDS = (
     *("private", "delta", "relation", "noise_multiplier", "clip_norm", "sampling_prob"),
@@ -50,15 +57,25 @@ class Twin:
 
     Attributes:
         schema: The table's columns.
-        fit: The fit of the model, with its privacy statement.
-        model: Draws rows when it is called with ``num_rows``.
+        fit: The fit, with its privacy statement: to noisy counts, or of a model by DPVI.
+        model: Of DPVI, what draws rows when it is called with ``num_rows``; else None.
         num_rows: Public number of rows of the original.
     """
 
     schema: Schema
-    fit: Fit
-    model: Callable[..., Any]
+    fit: Fit | MarginalFit
+    model: Callable[..., Any] | None
     num_rows: int
+
+    @property
+    def by_dpvi(self) -> Fit:
+        """The fit of a model; a twin from counts has none."""
+        if isinstance(self.fit, MarginalFit):
+            raise ValueError(
+                "expected a twin by DPVI (engine 'dpvi'), got one from noisy counts, which has no "
+                "trace and no posterior of parameters. Draw its datasets."
+            )
+        return self.fit
 
     @property
     def privacy(self) -> PrivacyStatement | NoPrivacy:
@@ -68,6 +85,25 @@ class Twin:
     def sample(self, num_rows: int | None = None, *, seed: int | None = None) -> pd.DataFrame:
         """One synthetic table, from one draw of the posterior."""
         return next(self.datasets(1, num_rows, seed=seed))
+
+    def closest(self, num_rows: int | None = None, *, seed: int | None = None) -> pd.DataFrame:
+        """The synthetic table that is closest to the original: for looking at, and for training.
+
+        It is drawn from the best fit, as evenly as so many rows allow. What it does not show is
+        how uncertain the fit is: intervals need several `datasets`.
+
+        Args:
+            num_rows: Its rows; default as many as the original had.
+            seed: Repeats the draw.
+        """
+        if not isinstance(self.fit, MarginalFit):
+            raise ValueError(
+                "closest: expected a twin from noisy counts (engine 'marginals'), got one by DPVI, "
+                "whose fit is a posterior without a best point. Take sample()."
+            )
+        rows = self._num_rows(num_rows)
+        drawn = self.fit.closest(np.random.SeedSequence(seed))
+        return pd.concat(self._pieces(drawn, rows), ignore_index=True)
 
     def datasets(
         self,
@@ -121,6 +157,27 @@ class Twin:
                 write_table(pieces, path, missing=self.schema.missing[0], formulas=formulas)
                 bar.advance(1)
 
+    def write_closest(
+        self,
+        folder: str | Path,
+        num_rows: int | None = None,
+        *,
+        suffix: str = "csv",
+        formulas: str = "refuse",
+        seed: int | None = None,
+    ) -> None:
+        """Write closest.csv, the table that `closest` gives, into a folder that exists.
+
+        Args:
+            folder: The folder.
+            num_rows, seed: As in `closest`.
+            suffix, formulas: As in `write_datasets`.
+        """
+        check_format(self.schema, suffix, formulas)
+        table = self.closest(num_rows, seed=seed)
+        path = Path(folder) / f"{CLOSEST}.{suffix}"
+        write_table(table, path, missing=self.schema.missing[0], formulas=formulas)
+
     def _tables(
         self,
         count: int,
@@ -129,28 +186,47 @@ class Twin:
         posterior: Posterior | None = None,
     ) -> Iterator[Iterator[pd.DataFrame]]:
         """For each table its pieces."""
-        count = _validate.positive_int("count", count)
-        rows = self.num_rows if num_rows is None else _validate.positive_int("num_rows", num_rows)
-        key = fresh_key() if seed is None else jax.random.key(seed)
-        key_draws, key_rows = jax.random.split(key)
+        count, rows = _validate.positive_int("count", count), self._num_rows(num_rows)
         if posterior is not None and posterior.privacy != self.privacy.to_dict():
             raise ValueError(
                 "posterior: expected one of this twin's own fit, from twin.fit.posterior_from, got "
                 "one with another privacy statement. What is drawn from it would go by the twin's."
             )
+        if isinstance(self.fit, MarginalFit):
+            draws = self.fit.draws(count, np.random.SeedSequence(seed))
+        else:
+            draws = self._draws_of_model(count, seed, posterior or self.by_dpvi.averaged)
+        return (self._pieces(draw, rows) for draw in draws)
+
+    def _num_rows(self, num_rows: int | None) -> int:
+        return self.num_rows if num_rows is None else _validate.positive_int("num_rows", num_rows)
+
+    def _draws_of_model(
+        self, count: int, seed: int | None, posterior: Posterior
+    ) -> Iterator[RowsOf]:
+        """Draws of the posterior, each as a function that draws rows from the model with it."""
         # Not `fit.posterior`: what the releases tell is local, and a mixture has many modes.
-        source = posterior or self.fit.averaged
-        draws = source.sample(count, seed=int(jax.random.bits(key_draws) >> 1))
+        key = fresh_key() if seed is None else jax.random.key(seed)
+        key_draws, key_rows = jax.random.split(key)
+        draws = posterior.sample(count, seed=int(jax.random.bits(key_draws) >> 1))
         for i in range(count):
             draw = {name: values[i] for name, values in draws.items()}
-            yield self._pieces(jax.random.fold_in(key_rows, i), draw, rows)
+            yield self._rows_of_model(jax.random.fold_in(key_rows, i), draw)
 
-    def _pieces(self, key: Any, draw: dict[str, Any], num_rows: int) -> Iterator[pd.DataFrame]:
-        for i, first in enumerate(range(0, num_rows, _PIECE_ROWS)):
-            size = min(_PIECE_ROWS, num_rows - first)
-            rows = draw_rows(self.model, jax.random.fold_in(key, i), draw, size)
-            values, missing = jax.tree.map(np.asarray, tuple(rows))
-            yield decode(EncodedTable(values, missing), self.schema)
+    def _rows_of_model(self, key: Any, draw: dict[str, Any]) -> RowsOf:
+        assert self.model is not None
+        model, pieces = self.model, itertools.count()
+
+        def rows(num_rows: int) -> EncodedTable:
+            drawn = draw_rows(model, jax.random.fold_in(key, next(pieces)), draw, num_rows)
+            values, missing = jax.tree.map(np.asarray, tuple(drawn))
+            return EncodedTable(values, missing)
+
+        return rows
+
+    def _pieces(self, rows_of: RowsOf, num_rows: int) -> Iterator[pd.DataFrame]:
+        for first in range(0, num_rows, _PIECE_ROWS):
+            yield decode(rows_of(min(_PIECE_ROWS, num_rows - first)), self.schema)
 
     def report(
         self,
@@ -181,8 +257,12 @@ class Twin:
         self.fit.save(folder / _FIT, not_for_release=not_for_release)
         self.schema.save(folder / _SCHEMA)
         write_json(folder / _PRIVACY, self.privacy.to_dict())
-        about = {"format": _FORMAT, "version": _VERSION, "num_rows": self.num_rows}
-        write_json(folder / ABOUT, {**about, "model": mixture_settings(self.model, self.schema)})
+        about: dict[str, Any] = {"format": _FORMAT, "version": _VERSION, "num_rows": self.num_rows}
+        if isinstance(self.fit, MarginalFit):
+            about["engine"] = MARGINALS
+        else:
+            about |= {"engine": DPVI, "model": mixture_settings(self.model, self.schema)}
+        write_json(folder / ABOUT, about)
 
     @classmethod
     def load(cls, folder: str | Path, *, model: Callable[..., Any] | None = None) -> Self:
@@ -206,13 +286,18 @@ class Twin:
                     f"{about_file}: expected a twin of version {_VERSION} at most. Install a newer "
                     "dpvim."
                 )
-            settings = about["model"]
             num_rows = _validate.positive_int("num_rows", about["num_rows"])
             schema = Schema.load(source / _SCHEMA)
-            if settings is not None:
-                model = build_mixture(schema, **settings)
+            counted = about.get("engine", DPVI) == MARGINALS  # twins of old have no engine
+            if not counted and about["model"] is not None:
+                model = build_mixture(schema, **about["model"])
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise FileError(f"{about_file}: damaged ({error}).") from error
+        fit: Fit | MarginalFit
+        if counted:
+            fit, model = MarginalFit.load(source / _FIT, schema), None
+            _check_statement(source / _PRIVACY, fit)
+            return cls(schema, fit, model, num_rows)
         if model is None:
             raise ValueError(
                 f"{source}: expected the model that this twin was made with, got none. It is the "
@@ -229,7 +314,7 @@ def check_format(schema: Schema, suffix: str, formulas: str) -> None:
         check_schema(schema, formulas)
 
 
-def _check_statement(path: Path, fit: Fit) -> None:
+def _check_statement(path: Path, fit: Fit | MarginalFit) -> None:
     """Refuse a folder that claims more than its fit, and say it if there is no guarantee."""
     stated = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     facts = json.loads(json.dumps(fit.privacy.to_dict()))

@@ -47,16 +47,25 @@ SCHEMA = Schema(
 
 @functools.cache
 def small_twin() -> Made:
-    """Fitted once for all tests, with a seed: it is not private."""
+    """By DPVI; fitted once for all tests, with a seed: it is not private."""
     original = table(400)
     twin = synthesize(
         original,
         SCHEMA,
         epsilon=5.0,
+        engine="dpvi",
         target="visits",
         components=2,
         num_steps=200,
         learning_rate=0.05,
         seed=0,
     )
+    return Made(original, twin, list(twin.datasets(4, 200, seed=1)))
+
+
+@functools.cache
+def counted_twin() -> Made:
+    """From noisy counts; likewise."""
+    original = table(300)
+    twin = synthesize(original, SCHEMA, epsilon=5.0, target="visits", components=2, seed=0)
     return Made(original, twin, list(twin.datasets(4, 200, seed=1)))

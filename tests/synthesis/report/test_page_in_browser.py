@@ -10,7 +10,7 @@ import shutil
 import subprocess
 
 import pytest
-from small_twin import small_twin
+from small_twin import counted_twin, small_twin
 
 from dpvim.synthesis.report.page import write_report
 
@@ -93,14 +93,17 @@ def test_reports_open_and_can_be_read(chromium, tmp_path):
     long_command = "dpvim synth " + "long/" * 60
     write_report(made.twin, made.tables, tmp_path / "plain.html", command=long_command)
     write_report(made.twin, made.tables, tmp_path / "compared.html", compare=made.original)
-    found, console = measured(chromium, tmp_path, ["plain.html", "compared.html"])
+    counted = counted_twin()
+    write_report(counted.twin, counted.tables, tmp_path / "counted.html")
+    pages = ["plain.html", "compared.html", "counted.html"]
+    found, console = measured(chromium, tmp_path, pages)
     assert console == []
-    assert [frame["page"] for frame in found] == ["plain.html"] * 2 + ["compared.html"] * 2
-    for frame, width in zip(found, WIDTHS * 2, strict=True):
+    assert [frame["page"] for frame in found] == [page for page in pages for _ in WIDTHS]
+    for frame, width in zip(found, WIDTHS * 3, strict=True):
         assert frame["title"].startswith("NOT ")
         assert width - 20 <= frame["width"] <= width  # a scroll bar takes some
         assert frame["overflow"] <= 0
-        assert frame["images"] >= 15
+        assert frame["images"] >= (11 if frame["page"] == "counted.html" else 15)
         assert frame["broken"] == 0
         assert frame["narrowest"] >= 300
         assert frame["smallest"] >= 13

@@ -1,4 +1,4 @@
-"""Section of a report on the model: posterior, trace and convergence."""
+"""Section of a report on the model: how it was fitted, and how well."""
 
 from __future__ import annotations
 
@@ -11,23 +11,83 @@ import pandas as pd
 from dpvim import plots
 from dpvim.models.mixture import Mixture
 from dpvim.plots import LARGEST_FOREST
+from dpvim.privacy.counts import NoisyMarginal
+from dpvim.synthesis.marginals.fit import MarginalFit
 from dpvim.synthesis.model import coefficient_names
 from dpvim.synthesis.report import charts, text
 from dpvim.synthesis.report.charts import Picture
-from dpvim.synthesis.twin import Twin
+from dpvim.synthesis.twin import DPVI, MARGINALS, Twin
 
 _MAX_COEFFICIENTS = 40
+_MAX_UNEXPLAINED = 10
 
 
 def model_content(twin: Twin) -> dict[str, Any]:
+    """The section by the twin's ``engine``; ``caveat`` is what a reader must know of the fit."""
+    if isinstance(twin.fit, MarginalFit):
+        return _counts_content(twin.fit)
+    return _dpvi_content(twin)
+
+
+def _counts_content(fit: MarginalFit) -> dict[str, Any]:
+    """What was released, and what the fit to it cannot explain."""
+    unexplained = fit.unexplained
+    fits, message = text.describe_unexplained(fit, unexplained)
+    return {
+        "engine": MARGINALS,
+        "caveat": "" if fits else "The model does not explain all of the released counts",
+        "components": fit.num_components,
+        "released": _released(fit),
+        "noise_message": text.describe_noise(fit),
+        "fits": fits,
+        "unexplained_message": message,
+        "unexplained": [
+            (*names, float(share))
+            for names, share in unexplained.head(_MAX_UNEXPLAINED).items()
+            if isinstance(names, tuple)
+        ],
+        "num_pairs": len(unexplained),
+    }
+
+
+def _released(fit: MarginalFit) -> list[dict[str, Any]]:
+    """By kind of count: how many there are, and their noise."""
+    names = fit.schema.names
+    kinds: dict[str, list[NoisyMarginal]] = {}
+    for each in fit.releases.noisy:
+        if len(each.columns) == 1:
+            kind = "Columns by themselves"
+        elif fit.target is None:
+            kind = "Pairs of columns"
+        else:
+            has_target = fit.target in [names[column] for column in each.columns]
+            kind = f"Pairs with {fit.target}" if has_target else "Other pairs"
+        kinds.setdefault(kind, []).append(each)
+    rows = fit.releases.num_rows
+    return [
+        {
+            "kind": kind,
+            "number": len(each),
+            "cells": sum(noisy.counts.size for noisy in each),
+            "stddev": (stddev := math.sqrt(max(noisy.variance for noisy in each))),
+            "share": text.percent(stddev / rows),
+        }
+        for kind, each in kinds.items()
+    ]
+
+
+def _dpvi_content(twin: Twin) -> dict[str, Any]:
     """Posterior, trace and convergence."""
-    fit, posterior = twin.fit, twin.fit.averaged
+    fit = twin.by_dpvi
+    posterior = fit.averaged
     converged, message = text.describe_convergence(posterior)
     total = posterior.loc.size
     num_values = sum(math.prod(site.shape) for site in posterior.space.sites)
     each_has_a_row = num_values <= LARGEST_FOREST
     height = 1 + 0.2 * num_values if each_has_a_row else 3.6
     return {
+        "engine": DPVI,
+        "caveat": "" if converged else "Not all of the model has settled",
         "converged": converged,
         "convergence_message": message,
         "total": total,
@@ -76,10 +136,11 @@ def _coefficients(twin: Twin) -> pd.DataFrame | None:
     if not isinstance(model, Mixture) or model.response is None:
         return None
     site = f"{model.response.name}.coefficients"
-    ends = twin.fit.averaged.interval(0.9)[site]
+    posterior = twin.by_dpvi.averaged
+    ends = posterior.interval(0.9)[site]
     return pd.DataFrame(
         {
-            "estimate": twin.fit.averaged.mean[site],
+            "estimate": posterior.mean[site],
             "lower": ends[:, 0],
             "upper": ends[:, 1],
         },

@@ -10,10 +10,10 @@ file                  what it has
 ===================== ============================================================================
 templates/report.html headings, captions and fixed sentences of all sections, in their order
 templates/report.css  the look
-text.py               sentences that depend on the twin: guarantee, good and bad uses, convergence
+text.py               sentences that depend on the twin: guarantee, good and bad uses, noise, fit
 page.py               the table of facts at the top, the stamps, the example of an analysis
 tables.py             pictures of one column and of pairs of columns
-model.py              pictures of the model: coefficients, posterior, trace, convergence
+model.py              the model: of DPVI its pictures, of a fit to counts what was released
 comparison.py         what only a comparison with the original has: distances, an analysis of both
 charts.py             how the pictures are drawn
 names.py              names of files, and the stamp NOT FOR RELEASE

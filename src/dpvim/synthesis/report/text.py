@@ -1,4 +1,4 @@
-"""Sentences of a report that depend on the twin: guarantee, uses, convergence, columns."""
+"""Sentences of a report that depend on the twin: guarantee, uses, fit, columns."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
 
+import pandas as pd
+
 from dpvim.models.mixture import Mixture
 from dpvim.posterior.posterior import Posterior
-from dpvim.privacy.statement import NoPrivacy, PrivacyStatement
+from dpvim.privacy.statement import COUNTS, NoPrivacy, PrivacyStatement
+from dpvim.synthesis.marginals.fit import MarginalFit
 from dpvim.synthesis.schema import AnyColumn, Levelled, Real
 from dpvim.synthesis.twin import Twin
 from dpvim.types import Relation
@@ -16,6 +19,9 @@ from dpvim.types import Relation
 _MAX_LEVELS = 12
 # A guarantee that allows larger ratios than this is hardly one.
 _WEAK_RATIO = 25.0
+# Sums of absolute errors that exceed their mean by more standard deviations are no chance, also not
+# the largest of many.
+_CLEAR = 3.0
 _REGRESSION_NAMES = {"logistic": "logistic", "poisson": "Poisson", "linear": "linear"}
 _NEIGHBOUR = {
     Relation.ZERO_OUT: "with that person's record replaced by nothing",
@@ -53,10 +59,12 @@ def describe_guarantee(privacy: PrivacyStatement | NoPrivacy) -> Guarantee:
         short = "NOT PRIVATE: no guarantee"
         return Guarantee(short, ("The model was fitted without clipping or noise.",), (), full)
     epsilon, delta = _round_up(privacy.epsilon), _round_up(privacy.delta, 2)
+    counted = privacy.mechanism == COUNTS
     if not privacy.private:
+        seeded = "The noise" if counted else "The batches and the noise"
         sentences = (
-            "The batches and the noise came from a given seed: whoever knows it can take the noise "
-            "away. The numbers below would hold with random numbers that nobody knows.",
+            f"{seeded} came from a given seed: whoever knows it can take the noise away. The "
+            "numbers below would hold with random numbers that nobody knows.",
             f"The plan was for epsilon = {epsilon}, delta = {delta}.",
         )
         return Guarantee("NOT PRIVATE: for tests only", sentences, privacy.assumptions, full)
@@ -64,8 +72,9 @@ def describe_guarantee(privacy: PrivacyStatement | NoPrivacy) -> Guarantee:
     factor = _round_up(ratio)
     correct = _round_up(100 * _attack_accuracy(privacy.epsilon, privacy.delta))
     neighbour = _NEIGHBOUR[privacy.relation]
+    seen = "the noisy counts that it was made from" if counted else "the posterior"
     meaning: tuple[str, ...] = (
-        f"Take any person, and anything that somebody might see in the twin, in the posterior or "
+        f"Take any person, and anything that somebody might see in the twin, in {seen} or "
         f"in tables drawn from them. Its probability is at most {factor} times what it would "
         f"be {neighbour}, plus {delta}; and the other way round. That is epsilon = {epsilon} and "
         f"delta = {delta}: the factor is e to the epsilon.",
@@ -74,6 +83,7 @@ def describe_guarantee(privacy: PrivacyStatement | NoPrivacy) -> Guarantee:
         f"right in at most {correct} of 100 cases. "
         "Without looking it would be 50.",
         _PUBLIC_ROWS[privacy.relation],
+        *_what_was_counted(privacy),
         "It holds for everything that is made from the twin, also for tables drawn later, and "
         "cannot be used up by looking at them.",
         "It is about single records. What holds for the whole population, or for a large group, "
@@ -85,27 +95,60 @@ def describe_guarantee(privacy: PrivacyStatement | NoPrivacy) -> Guarantee:
     return Guarantee(short, meaning, privacy.assumptions, full)
 
 
+def _what_was_counted(privacy: PrivacyStatement) -> tuple[str, ...]:
+    if privacy.mechanism != COUNTS:
+        return ()
+    return (
+        f"All that was taken from the table are {privacy.released}: Gaussian noise was added to "
+        "every count, and everything in the twin is made from these, without another look at the "
+        "table. The guarantee is for all counts together.",
+    )
+
+
 def good_for(twin: Twin) -> list[str]:
     """List the analyses that the model contains."""
     uses = ["The distribution of each column, within the spread that the pictures show."]
-    model = twin.model
-    if isinstance(model, Mixture):
-        uses.append(
-            f"How columns go together, as far as {model.num_components} groups of records can "
-            "express it: within a group the model has the columns independent of each other."
-        )
-        if model.response is not None:
-            name, kind = model.response
-            uses.append(
-                f"The {_REGRESSION_NAMES[kind]} regression of {name!r} on all other columns: a "
-                "coefficient for each number and for each level but the first."
-            )
+    if isinstance(twin.fit, MarginalFit):
+        uses += _uses_of_counts(twin.fit)
+    elif isinstance(twin.model, Mixture):
+        uses += _uses_of_mixture(twin.model)
     else:
         uses.append("What the model expresses, which was the maker's own: ask them.")
     uses.append(
         "Writing and testing a program before it runs on the original, and teaching: names, types, "
         "levels and bounds are those of the original."
     )
+    return uses
+
+
+def _uses_of_counts(fit: MarginalFit) -> list[str]:
+    uses = [
+        "How two columns go together: the model is fitted to noisy counts of all pairs of columns "
+        "at once.",
+        "Regressions of any column on others, and means, shares and differences between groups, "
+        "pooled over the twin's tables as below: these intervals know of the noise.",
+        "Looking at it, and training what predicts: closest.csv (in Python Twin.closest()) is the "
+        "one table that is closest to the fit. It is for these two only.",
+    ]
+    if fit.target is not None:
+        uses.insert(
+            2,
+            f"Above all what concerns {fit.target!r}: its pairs were counted with less noise.",
+        )
+    return uses
+
+
+def _uses_of_mixture(model: Mixture) -> list[str]:
+    uses = [
+        f"How columns go together, as far as {model.num_components} groups of records can "
+        "express it: within a group the model has the columns independent of each other."
+    ]
+    if model.response is not None:
+        name, kind = model.response
+        uses.append(
+            f"The {_REGRESSION_NAMES[kind]} regression of {name!r} on all other columns: a "
+            "coefficient for each number and for each level but the first."
+        )
     return uses
 
 
@@ -120,19 +163,116 @@ def not_good_for(twin: Twin) -> list[str]:
         "Values beyond the declared bounds, and levels that were not declared. They were mapped "
         "before the model saw them.",
     ]
-    model = twin.model
-    if isinstance(model, Mixture):
-        if model.response is not None:
-            limits.append(
-                f"Interactions and curved effects in the regression of {model.response.name!r}. "
-                "The model has none, so the twin has none, whatever the original has."
-            )
-        limits.append(
-            "Relations of three and more columns, and sharp ones of two (one column computed from "
-            "another, impossible combinations). The groups of the model blur them."
-        )
+    if isinstance(twin.fit, MarginalFit):
+        limits += _limits_of_counts(twin.fit)
+    elif isinstance(twin.model, Mixture):
+        limits += _limits_of_mixture(twin.model)
     limits.append("Questions on columns that are not in the list, or on ties between records.")
     return limits
+
+
+def _limits_of_counts(fit: MarginalFit) -> list[str]:
+    few = math.ceil(2 * _noise(fit))
+    return [
+        f"Levels, and combinations of levels of two columns, that no more than about {few:,} "
+        "records have. The noise of a count is as large: they may be missing or too frequent.",
+        "Relations of three and more columns (interactions) beyond what pairs of columns imply. No "
+        "three columns were counted together.",
+        "Sharp relations: one column computed from another, combinations that cannot be. Noise and "
+        "groups of values blur them, so a few rows will break such rules.",
+        "Any interval or p-value from closest.csv or Twin.closest(). That table knows nothing of "
+        "the noise, and its rows are more even than a sample.",
+    ]
+
+
+def _limits_of_mixture(model: Mixture) -> list[str]:
+    limits = []
+    if model.response is not None:
+        limits.append(
+            f"Interactions and curved effects in the regression of {model.response.name!r}. "
+            "The model has none, so the twin has none, whatever the original has."
+        )
+    limits.append(
+        "Relations of three and more columns, and sharp ones of two (one column computed from "
+        "another, impossible combinations). The groups of the model blur them."
+    )
+    return limits
+
+
+def describe_noise(fit: MarginalFit) -> str:
+    """The noise of a count against the number of rows."""
+    rows, noise = fit.releases.num_rows, _noise(fit)
+    estimated = fit.privacy.relation is Relation.ADD_OR_REMOVE
+    pairs = [each.counts.size for each in fit.releases.noisy if len(each.columns) == 2]
+    text = (
+        f"The noise moves at least 95 of 100 counts{' of pairs' * bool(pairs)} by no more than "
+        f"{2 * noise:,.1f} records, which is {percent(2 * noise / rows)} of {rows:,.0f} rows"
+        f"{' (their number was estimated from the counts)' * estimated}."
+    )
+    if not pairs:
+        return text
+    held = rows * len(pairs) / sum(pairs)
+    text += f" A cell of a pair holds {held:,.1f} records on average, "
+    if held < noise:
+        return text + (
+            "less than the noise: single cells say little, and the model lives on what many of "
+            "them say together."
+        )
+    return text + "more than the noise: frequent combinations stand out cell by cell."
+
+
+def describe_unexplained(fit: MarginalFit, unexplained: pd.Series) -> tuple[bool, str]:
+    """Whether all that the fit cannot explain is within the noise, and what follows."""
+    if unexplained.empty:
+        return True, "The table has one column, so there is no pair to explain."
+    chance = _by_chance(fit)
+    beyond = sum(share > chance[pair] for pair, share in unexplained.items())
+    mean, worst = 100 * unexplained.mean(), 100 * unexplained.iloc[0]
+    size = f"{mean:.2f} % of the records on average over {len(unexplained):,} pairs"
+    if not beyond:
+        return True, (
+            f"The model puts {size} into the wrong cells, as far as can be told. All of it is "
+            "within the noise: no pair is off by more than chance would make of a right model. "
+            "What is smaller than the noise does not show here."
+        )
+    return False, (
+        f"The model puts {size} into the wrong cells, {worst:.2f} % in the worst one. In "
+        f"{beyond:,} of the pairs this is more than the noise. There the tables are off by more "
+        "than their spread shows, and intervals for what depends on these pairs may be too "
+        "narrow. A twin with more components may have less of it."
+    )
+
+
+def _by_chance(fit: MarginalFit) -> dict[tuple[str, ...], float]:
+    """By pair of columns, the unexplained share that noise and sampling may make of a right model.
+
+    That share is half of a sum of absolute errors, less its mean. The errors are about normal and
+    independent, so the sum's variance is (1 - 2/pi) times that of the errors, noise and sampling.
+    """
+    rows, names = fit.releases.num_rows, fit.schema.names
+    return {
+        tuple(names[column] for column in each.columns): _CLEAR
+        * math.sqrt((1 - 2 / math.pi) * (each.counts.size * each.variance + rows))
+        / (2 * rows)
+        for each in fit.releases.noisy
+        if len(each.columns) == 2
+    }
+
+
+def percent(share: float) -> str:
+    """A share that may be small, with two digits.
+
+    >>> percent(0.000123), percent(0.0456), percent(1.234)
+    ('0.012 %', '4.6 %', '123 %')
+    """
+    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:,.0f} %"
+
+
+def _noise(fit: MarginalFit) -> float:
+    """Standard deviation of the noise of a pair's count, or of a column's if there are no pairs."""
+    noisy = fit.releases.noisy
+    most = max(len(each.columns) for each in noisy)
+    return math.sqrt(max(each.variance for each in noisy if len(each.columns) == most))
 
 
 def describe_convergence(posterior: Posterior, most: int = 12) -> tuple[bool, str]:
@@ -200,6 +340,11 @@ def describe_rows(twin: Twin) -> str:
 
 def describe_model(twin: Twin) -> str:
     """Kind and size of the model that the twin was drawn from."""
+    if isinstance(twin.fit, MarginalFit):
+        counts = "pairs of columns" if len(twin.schema.columns) > 1 else "its column"
+        return (
+            f"a mixture of {twin.fit.num_components} components, fitted to noisy counts of {counts}"
+        )
     size = f"{twin.fit.family.dim:,} parameters"
     if not isinstance(twin.model, Mixture):
         return f"the maker's own, {size}"

@@ -1,0 +1,298 @@
+"""A twin's fit to noisy counts: the release, the mixture, tables drawn from it, and its file."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+
+from dpvim import archives
+from dpvim._progress import ProgressBar, show_progress
+from dpvim.privacy.counts import CountMechanism, NoisyMarginal
+from dpvim.privacy.plan import PrivacyPlan
+from dpvim.privacy.randomness import SecretStreams
+from dpvim.privacy.statement import COUNTS, NoPrivacy, PrivacyStatement
+from dpvim.serialization import (
+    plan_from_json,
+    plan_to_json,
+    privacy_from_json,
+    privacy_to_json,
+)
+from dpvim.svi import warn_of_seed
+from dpvim.synthesis.encoding import EncodedTable
+from dpvim.synthesis.marginals.grids import Groups, grid_of
+from dpvim.synthesis.marginals.mixture import (
+    NUM_ROUNDS,
+    Distribution,
+    FittedMixture,
+    MixtureParams,
+    distribution,
+    draw_cells,
+    draw_mixture,
+    fit_mixture,
+)
+from dpvim.synthesis.marginals.release import (
+    Design,
+    Releases,
+    codes_of,
+    design,
+    release,
+    unexplained_shares,
+)
+from dpvim.synthesis.schema import Schema
+from dpvim.types import NotPrivateError
+
+FORMAT, VERSION = "dpvim counts", 1
+# Components that a fit starts with. They are doubled, up to the most, while the fit leaves more
+# than this share of the records unexplained, the mean over pairs of columns.
+FIRST_COMPONENTS, MOST_COMPONENTS = 60, 240
+_ENOUGH = 0.005
+
+
+def counts_plan(*, num_examples: int, relation: Any) -> PrivacyPlan:
+    """The plan of a release of counts, not yet calibrated: one step, a record's norm is one."""
+    return PrivacyPlan(
+        num_examples=num_examples,
+        sampling_prob=1.0,
+        num_steps=1,
+        clip_norm=1.0,
+        relation=relation,
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MarginalFit:
+    """A mixture of products, fitted to noisy counts. Everything in it is public.
+
+    Attributes:
+        schema: The table's columns.
+        releases: The counts.
+        mixture: The fit to them.
+        privacy: The guarantee.
+        target: The column whose pairs were counted with less noise, if any.
+        intervals: Into how many parts the range of numbers with many values was cut.
+    """
+
+    schema: Schema
+    releases: Releases
+    mixture: FittedMixture
+    privacy: PrivacyStatement
+    target: str | None
+    intervals: int
+
+    @property
+    def num_components(self) -> int:
+        return len(self.mixture.params.weights)
+
+    @property
+    def unexplained(self) -> pd.Series:
+        """For each pair of columns, what share of the records the fit cannot place; by names."""
+        shares = unexplained_shares(self.releases.counts, self.mixture)
+        names = self.schema.names
+        named = {tuple(names[c] for c in pair): share for pair, share in shares.items()}
+        return pd.Series(named, dtype=float).sort_values(ascending=False)
+
+    def draws(
+        self, count: int, seeds: np.random.SeedSequence
+    ) -> Iterator[Callable[[int], EncodedTable]]:
+        """Draws of the posterior, each as a function that draws rows from it."""
+        counts = self.releases.counts
+        for each in seeds.spawn(count):
+            for_mixture, for_rows = each.spawn(2)
+            params = draw_mixture(counts, self.mixture, for_mixture)
+            yield self._rows_of(distribution(params, counts.sizes), for_rows, evenly=False)
+
+    def closest(self, seeds: np.random.SeedSequence) -> Callable[[int], EncodedTable]:
+        """Rows that are as close to the fit as so many rows can be."""
+        fitted = distribution(self.mixture.params, self.releases.counts.sizes)
+        return self._rows_of(fitted, seeds, evenly=True)
+
+    def _rows_of(
+        self, drawn: Distribution, seeds: np.random.SeedSequence, *, evenly: bool
+    ) -> Callable[[int], EncodedTable]:
+        rng = np.random.default_rng(seeds)
+
+        def rows(num_rows: int) -> EncodedTable:
+            found = draw_cells(drawn, num_rows, rng, evenly=evenly)
+            table = EncodedTable({}, {})
+            for column, grid, groups, cells in zip(
+                self.schema.columns,
+                self.releases.grids,
+                self.releases.groups,
+                found.T,
+                strict=True,
+            ):
+                values, missing = grid.values(groups.draw(cells, rng, evenly=evenly), rng)
+                table.values[column.name] = values
+                if missing is not None:
+                    table.missing[column.name] = missing
+            return table
+
+        return rows
+
+    # -- files --------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, *, not_for_release: bool = False) -> None:
+        """Write the fit to a file: what was released, and the mixture that was made of it."""
+        if not self.privacy.private and not not_for_release:
+            raise NotPrivateError(
+                "this fit has no privacy guarantee (its noise came from a given seed). To save it "
+                "all the same, say not_for_release=True."
+            )
+        noisy = self.releases.noisy
+        meta = {
+            "format": FORMAT,
+            "version": VERSION,
+            "plan": plan_to_json(self.privacy.plan),
+            "privacy": privacy_to_json(self.privacy),
+            "num_rows": self.releases.num_rows,
+            "target": self.target,
+            "intervals": self.intervals,
+            "columns": [list(each.columns) for each in noisy],
+            "variances": [each.variance for each in noisy],
+        }
+        arrays = {f"counts.{i}": each.counts for i, each in enumerate(noisy)}
+        for i, groups in enumerate(self.releases.groups):
+            arrays |= {f"groups.{i}": groups.of_cell, f"shares.{i}": groups.probs}
+        arrays |= {f"mixture.{name}": each for name, each in self.mixture.params._asdict().items()}
+        archives.write(path, meta, arrays | {"mixture.scales": self.mixture.scales})
+
+    @classmethod
+    def load(cls, path: str | Path, schema: Schema) -> Self:
+        """Read a fit of a table with this schema, or say what is wrong with the file."""
+        with archives.opened(path) as archive:
+            archive.check_version(FORMAT, VERSION)
+            meta = archive.meta
+            plan = plan_from_json(meta["plan"])
+            privacy = privacy_from_json(meta["privacy"], plan)
+            if isinstance(privacy, NoPrivacy):
+                raise ValueError("counts without noise")
+            grids = tuple(grid_of(column, meta["intervals"]) for column in schema.columns)
+            noisy = [
+                NoisyMarginal(
+                    tuple(columns), archive.arrays([f"counts.{i}"])[f"counts.{i}"], variance
+                )
+                for i, (columns, variance) in enumerate(
+                    zip(meta["columns"], meta["variances"], strict=True)
+                )
+            ]
+            groups = tuple(
+                Groups(*archive.arrays([f"groups.{i}", f"shares.{i}"]).values())
+                for i in range(len(grids))
+            )
+            names = [f"mixture.{name}" for name in (*MixtureParams._fields, "scales")]
+            *params, scales = archive.arrays(names).values()
+            releases = Releases(grids, groups, tuple(noisy), float(meta["num_rows"]))
+            mixture = FittedMixture(MixtureParams(*params), scales)
+            _check(releases, mixture, schema, meta["target"])
+            return cls(schema, releases, mixture, privacy, meta["target"], meta["intervals"])
+
+
+def fit_marginals(
+    tables: Callable[[], Iterable[EncodedTable]],
+    schema: Schema,
+    plan: PrivacyPlan,
+    *,
+    delta: float,
+    target: str | None = None,
+    components: int | None = None,
+    seed: int | None = None,
+    progress: bool | None = None,
+) -> MarginalFit:
+    """Release counts of a table, and fit a mixture to them.
+
+    Args:
+        tables: The table's pieces, from the start at every call.
+        schema: Its columns.
+        plan: Calibrated; see `counts_plan`.
+        delta: Of the guarantee.
+        target: A column whose pairs matter more than others.
+        components: Number of components; by default as many as the fit needs.
+        seed: For tests only: the result has no privacy guarantee.
+        progress: Show a progress bar; None asks the terminal.
+    """
+    warn_of_seed(plan, seed, stacklevel=5)
+    wanted = design(schema, plan, target=target)
+
+    def pieces() -> Iterator[np.ndarray]:
+        return (codes_of(table, schema, wanted.grids) for table in tables())
+
+    mechanism = CountMechanism(plan, SecretStreams(seed), pieces)
+    releases = release(mechanism, wanted)
+    privacy = PrivacyStatement.of(
+        plan,
+        delta=delta,
+        steps_done=1,
+        released=describe_release(wanted, releases),
+        for_testing=seed is not None,
+        mechanism=COUNTS,
+    )
+    mixture = _fit(releases, components, seed, show=show_progress(progress))
+    return MarginalFit(schema, releases, mixture, privacy, target, wanted.intervals)
+
+
+def describe_release(wanted: Design, releases: Releases) -> str:
+    """What was released, in words."""
+    cells = sum(each.counts.size for each in releases.noisy)
+    parts = []
+    if wanted.shares[0]:
+        parts.append(f"of {len(wanted.grouped)} columns")
+    if wanted.pairs:
+        parts.append(f"of {len(wanted.pairs)} pairs of columns")
+    return f"noisy counts {' and '.join(parts)} ({cells:,} cells)"
+
+
+def _fit(
+    releases: Releases, components: int | None, seed: int | None, *, show: bool
+) -> FittedMixture:
+    # What the counts are fitted from protects nothing.
+    start = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    counts = releases.counts
+    number = components or FIRST_COMPONENTS
+    while True:
+        label = f"fitting {number} components"
+        with ProgressBar(NUM_ROUNDS, show=show, label=label, unit="rounds") as bar:
+            mixture = fit_mixture(
+                counts, number, seed=start, after_round=functools.partial(bar.advance, 1)
+            )
+        shares = list(unexplained_shares(counts, mixture).values())
+        if components or not shares or np.mean(shares) < _ENOUGH or number >= MOST_COMPONENTS:
+            return mixture
+        number = min(2 * number, MOST_COMPONENTS)
+
+
+def _check(releases: Releases, mixture: FittedMixture, schema: Schema, target: Any) -> None:
+    """Refuse arrays that do not go together."""
+    if target is not None and target not in schema.names:
+        raise ValueError(f"the target {target!r} is no column")
+    for grid, groups in zip(releases.grids, releases.groups, strict=True):
+        cells = grid.num_cells
+        numbers = np.unique(groups.of_cell)
+        if (
+            groups.of_cell.shape != (cells,)
+            or groups.probs.shape != (cells,)
+            or not np.array_equal(numbers, np.arange(len(numbers)))
+            or not (np.isfinite(groups.probs).all() and (groups.probs > 0).all())
+        ):
+            raise ValueError("groups that are none")
+    sizes = [groups.size for groups in releases.groups]
+    for each in releases.noisy:
+        shape = tuple(sizes[column] for column in each.columns)
+        fine = tuple(releases.grids[column].num_cells for column in each.columns)
+        ok = each.counts.shape in (shape, fine) and each.counts.dtype.kind in "iu"
+        if not (ok and each.variance > 0 and math.isfinite(each.variance)):
+            raise ValueError("counts that are none")
+    size, components = sum(sizes), len(mixture.params.weights)
+    wanted = [(components,), (size,), (components, size), (size,)]
+    arrays: list[Any] = [*mixture.params, mixture.scales]
+    for array, shape in zip(arrays, wanted, strict=True):
+        if array.shape != shape or array.dtype.kind != "f" or not np.isfinite(array).all():
+            raise ValueError("a mixture that is none")
+    if not components:
+        raise ValueError("a mixture without components")
