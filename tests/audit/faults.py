@@ -10,6 +10,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+from count_faults import COUNT_FAULTS
 from path_faults import PATH_FAULTS
 from planting import Fault, everywhere, patch
 
@@ -336,4 +337,5 @@ FAULTS = [
         "clip",
     ),
     *PATH_FAULTS,
+    *COUNT_FAULTS,
 ]

@@ -38,6 +38,7 @@ def test_every_fault_is_caught(fault: Fault) -> None:
 
 def test_there_are_enough_faults_and_none_twice() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 38
+    assert sum(fault.check == "counts" for fault in FAULTS) >= 12
     on_path = Counter(fault.path for fault in FAULTS)
     assert all(on_path[path] >= 2 for path in PATHS), on_path
 
@@ -65,13 +66,20 @@ def test_paths_of_the_library_pass(path: str) -> None:
     assert report.passed, str(report)
 
 
+@pytest.mark.long
+def test_counts_of_the_library_pass() -> None:
+    relations = ["zero_out", "replace_one", "add_or_remove"]
+    report = audit.run(runs=RUNS, checks=["counts"], relations=relations, seed=3)
+    assert report.passed, str(report)
+
+
 def test_a_fault_leaves_nothing_behind() -> None:
     for fault in FAULTS:
         with fault.plant():
             pass
     report = audit.run(
         runs=1000,
-        checks=["noise", "clip", "batches"],
+        checks=["noise", "counts", "clip", "batches"],
         paths=["gradients", "linear"],
         families=["mean_field"],
         every_way=False,

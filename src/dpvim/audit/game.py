@@ -12,7 +12,7 @@ on the other, with exact binomial bounds.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,6 @@ class _Game:
         self._program, self._plan = program, plan
         self._path = program.target.path
         self._shares = program.target.shares()
-        self._claims = [(plan.epsilon(delta), delta) for delta in _DELTAS]
         self._replaces = plan.relation is Relation.REPLACE_ONE
 
     def play(
@@ -68,19 +67,8 @@ class _Game:
             )
             for records, num_rows in self._worlds(adversary)
         )
-        candidates, bound = [], 0.0
-        for name in scores:
-            present, absent = _nan_to_inf(inside[name]), _nan_to_inf(outside[name])
-            for first, second in ((present, absent), (-absent, -present)):
-                p_values = hockey_stick(first, second, self._claims)
-                candidates += [
-                    (p, f"score {name!r} breaks ({epsilon:.3g}, {delta:g})")
-                    for (epsilon, delta), p in zip(self._claims, p_values, strict=True)
-                ]
-            bound = max(bound, _epsilon_bound(present, absent))
-        claimed = self._plan.epsilon(_DELTA_OF_BOUND)
-        text = f"epsilon at least {bound:.2f}, claimed {claimed:.2f}"
-        return strongest_attack(f"game, {self._plan.relation}", adversary.name, text, candidates)
+        check = f"game, {self._plan.relation}"
+        return told_apart(check, adversary.name, inside, outside, self._plan)
 
     def _numbers(self, names: tuple[str, ...]) -> np.ndarray:
         """Row numbers for each step; names are taken one step after the other, and again."""
@@ -139,6 +127,29 @@ class _Game:
                 view.update.sum(axis=1) / (np.abs(view.release).sum(axis=(1, 2)) + 1e-30)
             ),
         }
+
+
+def told_apart(
+    check: str,
+    question: str,
+    inside: Mapping[str, np.ndarray],
+    outside: Mapping[str, np.ndarray],
+    plan: PrivacyPlan,
+) -> Finding:
+    """What scores of independent runs in both worlds say of the claims of a plan."""
+    claims = [(plan.epsilon(delta), delta) for delta in _DELTAS]
+    candidates, bound = [], 0.0
+    for name in inside:
+        present, absent = _nan_to_inf(inside[name]), _nan_to_inf(outside[name])
+        for first, second in ((present, absent), (-absent, -present)):
+            p_values = hockey_stick(first, second, claims)
+            candidates += [
+                (p, f"score {name!r} breaks ({epsilon:.3g}, {delta:g})")
+                for (epsilon, delta), p in zip(claims, p_values, strict=True)
+            ]
+        bound = max(bound, _epsilon_bound(present, absent))
+    text = f"epsilon at least {bound:.2f}, claimed {plan.epsilon(_DELTA_OF_BOUND):.2f}"
+    return strongest_attack(check, question, text, candidates)
 
 
 def strongest_attack(

@@ -61,7 +61,7 @@ def _mean(z: np.ndarray) -> Finding:
 def _across_coordinates(z: np.ndarray) -> Finding:
     flat = z.reshape(-1, z.shape[-1])
     pairs = itertools.combinations(range(flat.shape[1]), 2)
-    candidates = [_correlation(flat[:, i], flat[:, j], f"coordinates {i}, {j}") for i, j in pairs]
+    candidates = [correlation(flat[:, i], flat[:, j], f"coordinates {i}, {j}") for i, j in pairs]
     return Finding.strongest(CHECK, "correlation across coordinates", candidates)
 
 
@@ -69,7 +69,7 @@ def _across_steps(z: np.ndarray) -> Finding:
     """Within runs, and on from one run to the next: the source knows steps only."""
     flat = z.reshape(-1, z.shape[-1])
     candidates = [
-        _correlation(flat[:-lag, i], flat[lag:, j], f"lag {lag}, coordinates {i}, {j}")
+        correlation(flat[:-lag, i], flat[lag:, j], f"lag {lag}, coordinates {i}, {j}")
         for lag in _LAGS
         for i, j in itertools.product(range(flat.shape[1]), repeat=2)
     ]
@@ -79,7 +79,7 @@ def _across_steps(z: np.ndarray) -> Finding:
 def _across_fits(z: np.ndarray, other: np.ndarray) -> Finding:
     flat, again = (a.reshape(-1, a.shape[-1]) for a in (z, other))
     candidates = [
-        _correlation(flat[:, i], again[:, i], f"coordinate {i}") for i in range(flat.shape[1])
+        correlation(flat[:, i], again[:, i], f"coordinate {i}") for i in range(flat.shape[1])
     ]
     return Finding.strongest(CHECK, "correlation across fits", candidates)
 
@@ -125,6 +125,7 @@ def _lattice(release: np.ndarray, grid: float) -> Finding:
     return Finding.rule(CHECK, "noise lies on the lattice", observed, holds=below == 0)
 
 
-def _correlation(a: np.ndarray, b: np.ndarray, where: str) -> tuple[float, str]:
+def correlation(a: np.ndarray, b: np.ndarray, where: str) -> tuple[float, str]:
+    """p-value and text of the correlation of numbers whose mean is zero."""
     value = float(np.mean(a * b) / np.sqrt(np.mean(a**2) * np.mean(b**2) + 1e-300))
     return float(two_sided_normal(value * np.sqrt(len(a)))), f"{value:+.4f} ({where})"

@@ -15,6 +15,7 @@ from dpvim._extras import require
 from dpvim._progress import ProgressBar, show_progress
 from dpvim.audit.batches import batch_checks
 from dpvim.audit.clip import clip_checks
+from dpvim.audit.counts import count_checks
 from dpvim.audit.findings import AuditReport, Finding
 from dpvim.audit.fits import fit_checks
 from dpvim.audit.game import game_checks
@@ -35,7 +36,7 @@ _RUNS_FOR_ALL_FITS = 100_000
 # The narrowest and the widest. Others differ by the weights of their slopes, which tests hold for
 # every family (tests/privacy/test_lattice.py), and not at all for the aligned variant.
 _FAMILIES = ("mean_field", "full_rank")
-CHECKS = ("noise", "batches", "clip", "game", "fits")
+CHECKS = ("noise", "batches", "counts", "clip", "game", "fits")
 
 
 class _Part(NamedTuple):
@@ -139,9 +140,10 @@ class _Audit:
     def parts(
         self, relations: Sequence[str], paths: Sequence[str], families: Sequence[str]
     ) -> Iterator[_Part]:
-        """Noise and batches, which know nothing of likelihoods, once; the rest on every path."""
+        """What knows nothing of likelihoods once; the rest on every path."""
         yield _Part("noise", "", self._noise)
         yield _Part("batches", "", self._batches)
+        yield _Part("counts", "", functools.partial(self._counts, relations))
         attacked = list(itertools.product(paths, families))
         for path, family in attacked:
             thorough = self._every_way and family == families[0]
@@ -170,6 +172,10 @@ class _Audit:
     def _batches(self) -> list[Finding]:
         target, steps = self._target("gradients", num_examples=40), max(self._runs, QUICK_RUNS)
         return batch_checks(target, next(self._streams), next(self._streams), steps=steps)
+
+    def _counts(self, relations: Sequence[str]) -> Iterable[Finding]:
+        each = [Relation(relation) for relation in relations]
+        return count_checks(each, lambda: next(self._streams), runs=self._runs)
 
     def _clip(self, path: str, family: str, *, thorough: bool) -> Iterable[Finding]:
         # A grid that is coarser than the one rows are rounded to: what is kept below it shows.
