@@ -61,11 +61,11 @@ def test_a_saved_twin_draws_the_same_without_data(counted, tmp_path):
 
 
 def test_a_damaged_file_is_refused(counted, tmp_path):
-    mixture = counted.fit.mixture
-    broken = mixture._replace(params=mixture.params._replace(weights=np.full(3, np.nan)))
-    damaged = dataclasses.replace(counted.fit, mixture=broken)
+    traits = counted.fit.traits
+    broken = traits._replace(wide=traits.wide._replace(base=np.full(3, np.nan, np.float32)))
+    damaged = dataclasses.replace(counted.fit, traits=broken)
     dataclasses.replace(counted, fit=damaged).save(tmp_path / "twin", not_for_release=True)
-    with pytest.raises(dpvim.FileError, match="mixture that is none"):
+    with pytest.raises(dpvim.FileError, match="traits that are none"):
         Twin.load(tmp_path / "twin")
 
 

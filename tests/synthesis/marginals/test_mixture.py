@@ -1,97 +1,36 @@
-"""The mixture that is fitted to noisy counts, and draws of its posterior."""
+"""Mixtures of products: records, expected counts, releases that are simulated once more."""
 
 from __future__ import annotations
-
-import itertools
 
 import numpy as np
 import pytest
 
-from dpvim.privacy.counts import NoisyMarginal
 from dpvim.synthesis.marginals.mixture import (
-    Distribution,
-    _count_pairs,
-    distribution,
+    Mixture,
+    count_pairs,
     draw_cells,
-    draw_mixture,
     expected_counts,
-    fit_mixture,
-    gather,
+    release_again,
 )
+from dpvim.synthesis.marginals.pair_counts import PairCounts
 
-SIZES, ROWS, NOISE = (2, 3, 4), 20_000, 20.0
+SIZES = (2, 3, 4)
 
 
 @pytest.fixture(scope="module")
-def truth() -> Distribution:
+def truth() -> Mixture:
     rng = np.random.default_rng(0)
     probs = tuple(rng.dirichlet(np.ones(size), 3) for size in SIZES)
-    return Distribution(np.array([0.5, 0.3, 0.2]), probs)
+    return Mixture(np.array([0.5, 0.3, 0.2]), probs)
 
 
-@pytest.fixture(scope="module")
-def counts(truth):
-    """Noisy counts of all pairs of a table that was drawn from the truth."""
-    rng = np.random.default_rng(1)
-    pairs = _count_pairs(draw_cells(truth, ROWS, rng), SIZES)[1]
-    starts = [0, *itertools.accumulate(SIZES)]
-    noisy = []
-    for i, j in itertools.combinations(range(3), 2):
-        block = pairs[starts[i] : starts[i + 1], starts[j] : starts[j + 1]]
-        noisy.append(NoisyMarginal((i, j), block + rng.normal(0, NOISE, block.shape), NOISE**2))
-    return gather(noisy, [np.arange(size) for size in SIZES], ROWS)
-
-
-@pytest.fixture(scope="module")
-def fitted(counts):
-    return fit_mixture(counts, 8, seed=0)
-
-
-def test_the_fit_is_as_close_as_noise_and_sampling_allow(counts, truth, fitted):
-    found = expected_counts(distribution(fitted.params, SIZES), counts)[1]
-    wanted = expected_counts(truth, counts)[1]
-    spread = np.sqrt(NOISE**2 + wanted)
-    assert np.abs((found - wanted)[wanted > 0] / spread[wanted > 0]).max() < 4
-
-
-def test_draws_spread_as_noise_and_sampling_do(counts, fitted):
-    """For a count that the fit can choose freely the posterior is that of one number."""
-    seeds = np.random.SeedSequence(0).spawn(40)
-    draws = [draw_mixture(counts, fitted, each) for each in seeds]
-    tables = np.array([expected_counts(distribution(d, SIZES), counts)[1] for d in draws])
-    centre = expected_counts(distribution(fitted.params, SIZES), counts)[1]
-    measured = np.isfinite(counts.pairs_variance)
-    alone = np.sqrt(NOISE**2 + centre)[measured]
-    ratio = tables.std(axis=0)[measured] / alone
-    # Other pairs tell of the same cells, so it is less, but not by much.
-    assert 0.4 < np.median(ratio) < 1.1
-    shift = (tables.mean(axis=0) - centre)[measured] / alone
-    assert np.abs(shift).max() < 0.7
-
-
-def test_seeds_repeat_fits_and_draws(counts, fitted):
-    again = fit_mixture(counts, 8, seed=0)
-    np.testing.assert_array_equal(again.params.shifts, fitted.params.shifts)
-    first, second = (draw_mixture(counts, fitted, np.random.SeedSequence(s)) for s in (1, 1))
-    np.testing.assert_array_equal(first.shifts, second.shifts)
-    other = draw_mixture(counts, fitted, np.random.SeedSequence(2))
-    assert not np.array_equal(first.shifts, other.shifts)
-
-
-def test_counts_of_a_pair_that_were_released_twice_are_put_together():
-    first = NoisyMarginal((0, 1), np.full((2, 3), 10), 4.0)
-    second = NoisyMarginal((0, 1), np.full((2, 3), 40), 8.0)
-    found = gather([first, second], [np.arange(2), np.arange(3)], 100)
-    np.testing.assert_allclose(found.pairs[found.block(0, 1)], 20.0)
-    np.testing.assert_allclose(found.pairs_variance[found.block(0, 1)], 8 / 3)
-    assert np.isinf(found.singles_variance).all()
-
-
-def test_counts_of_fine_cells_are_summed_over_their_groups():
-    fine = NoisyMarginal((0,), np.array([1, 2, 3, 4]), 5.0)
-    found = gather([fine], [np.array([0, 0, 1, 1]), np.arange(2)], 10)
-    np.testing.assert_allclose(found.singles[:2], [3.0, 7.0])
-    np.testing.assert_allclose(found.singles_variance[:2], [10.0, 10.0])
+def test_expected_counts_are_those_of_many_records(truth):
+    codes = draw_cells(truth, 200_000, np.random.default_rng(1))
+    for found, wanted in zip(
+        count_pairs(codes, SIZES), expected_counts(truth, 200_000), strict=True
+    ):
+        spread = np.sqrt(np.maximum(wanted, 1))
+        assert (np.abs(found - wanted) / spread).max() < 4.5
 
 
 def test_even_rows_have_the_shares_of_the_mixture(truth):
@@ -107,3 +46,20 @@ def test_independent_rows_vary_as_they_should(truth):
     counts = [np.bincount(draw_cells(truth, 400, rng)[:, 0], minlength=2)[0] for _ in range(400)]
     share = float(truth.weights @ truth.probs[0][:, 0])
     assert np.std(counts) == pytest.approx(np.sqrt(400 * share * (1 - share)), rel=0.2)
+
+
+@pytest.mark.parametrize("rows", [5_000, 800_000])  # the second is simulated with fewer
+def test_a_release_once_more_has_noise_and_sampling_errors(truth, rows):
+    singles, pairs = expected_counts(truth, rows)
+    variance = np.where(pairs > 0, 30.0**2, np.inf)
+    counts = PairCounts(SIZES, singles, np.full(9, np.inf), pairs, variance, rows)
+    rng = np.random.default_rng(0)
+    again = np.array([release_again(counts, truth, rng).pairs for _ in range(200)])
+    measured = pairs > 0
+    found = (again - pairs)[:, measured]
+    wanted = np.sqrt(30.0**2 + pairs * (1 - pairs / rows))[measured]
+    np.testing.assert_allclose(found.std(axis=0), wanted, rtol=0.25)
+    assert (np.abs(found.mean(axis=0)) / wanted).max() < 4 / np.sqrt(200)
+    # Cells of one pair of columns sum to the number of records: sampling errors cancel.
+    total = again[:, : SIZES[0], SIZES[0] : SIZES[0] + SIZES[1]].sum(axis=(1, 2)) - rows
+    assert total.std() == pytest.approx(30.0 * np.sqrt(SIZES[0] * SIZES[1]), rel=0.2)

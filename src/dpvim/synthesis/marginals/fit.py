@@ -1,4 +1,4 @@
-"""A twin's fit to noisy counts: the release, the mixture, tables drawn from it, and its file."""
+"""A twin's fit to noisy counts: the release, the model, tables drawn from it, and its file."""
 
 from __future__ import annotations
 
@@ -27,32 +27,24 @@ from dpvim.serialization import (
 from dpvim.svi import warn_of_seed
 from dpvim.synthesis.encoding import EncodedTable
 from dpvim.synthesis.marginals.grids import Groups, grid_of
-from dpvim.synthesis.marginals.mixture import (
-    NUM_ROUNDS,
-    Distribution,
-    FittedMixture,
-    MixtureParams,
-    distribution,
-    draw_cells,
-    draw_mixture,
-    fit_mixture,
-)
-from dpvim.synthesis.marginals.release import (
-    Design,
-    Releases,
-    codes_of,
-    design,
-    release,
-    unexplained_shares,
+from dpvim.synthesis.marginals.mixture import Mixture, draw_cells, expected_counts
+from dpvim.synthesis.marginals.pair_counts import unexplained_shares
+from dpvim.synthesis.marginals.release import Design, Releases, codes_of, design, release
+from dpvim.synthesis.marginals.traits import (
+    NUM_FITS,
+    FittedTraits,
+    Loadings,
+    draw_loadings,
+    fit_traits,
+    mixture_of,
 )
 from dpvim.synthesis.schema import Schema
 from dpvim.types import NotPrivateError
 
 FORMAT, VERSION = "dpvim counts", 1
-# Components that a fit starts with. They are doubled, up to the most, while the fit leaves more
-# than this share of the records unexplained, the mean over pairs of columns.
-FIRST_COMPONENTS, MOST_COMPONENTS = 60, 240
-_ENOUGH = 0.005
+_FITS = ("best", "wide")
+# Points of a file are not more than this: they are memory.
+_MOST_POINTS = 2**16
 
 
 def counts_plan(*, num_examples: int, relation: Any) -> PrivacyPlan:
@@ -68,12 +60,12 @@ def counts_plan(*, num_examples: int, relation: Any) -> PrivacyPlan:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MarginalFit:
-    """A mixture of products, fitted to noisy counts. Everything in it is public.
+    """A latent trait model, fitted to noisy counts. Everything in it is public.
 
     Attributes:
         schema: The table's columns.
         releases: The counts.
-        mixture: The fit to them.
+        traits: The fits to them.
         privacy: The guarantee.
         target: The column whose pairs were counted with less noise, if any.
         intervals: Into how many parts the range of numbers with many values was cut.
@@ -81,19 +73,29 @@ class MarginalFit:
 
     schema: Schema
     releases: Releases
-    mixture: FittedMixture
+    traits: FittedTraits
     privacy: PrivacyStatement
     target: str | None
     intervals: int
 
     @property
     def num_components(self) -> int:
-        return len(self.mixture.params.weights)
+        """Of the mixture that the traits' points make."""
+        return self.traits.num_points
+
+    @property
+    def num_traits(self) -> int:
+        return len(self.traits.best.slopes)
+
+    def _mixture(self, loadings: Loadings) -> Mixture:
+        return mixture_of(loadings, self.num_components, self.releases.counts.sizes)
 
     @property
     def unexplained(self) -> pd.Series:
         """For each pair of columns, what share of the records the fit cannot place; by names."""
-        shares = unexplained_shares(self.releases.counts, self.mixture)
+        counts = self.releases.counts
+        _, expected = expected_counts(self._mixture(self.traits.best), counts.num_rows)
+        shares = unexplained_shares(counts, expected)
         names = self.schema.names
         named = {tuple(names[c] for c in pair): share for pair, share in shares.items()}
         return pd.Series(named, dtype=float).sort_values(ascending=False)
@@ -104,17 +106,16 @@ class MarginalFit:
         """Draws of the posterior, each as a function that draws rows from it."""
         counts = self.releases.counts
         for each in seeds.spawn(count):
-            for_mixture, for_rows = each.spawn(2)
-            params = draw_mixture(counts, self.mixture, for_mixture)
-            yield self._rows_of(distribution(params, counts.sizes), for_rows, evenly=False)
+            for_fit, for_rows = each.spawn(2)
+            drawn = self._mixture(draw_loadings(counts, self.traits, for_fit))
+            yield self._rows_of(drawn, for_rows, evenly=False)
 
     def closest(self, seeds: np.random.SeedSequence) -> Callable[[int], EncodedTable]:
         """Rows that are as close to the fit as so many rows can be."""
-        fitted = distribution(self.mixture.params, self.releases.counts.sizes)
-        return self._rows_of(fitted, seeds, evenly=True)
+        return self._rows_of(self._mixture(self.traits.best), seeds, evenly=True)
 
     def _rows_of(
-        self, drawn: Distribution, seeds: np.random.SeedSequence, *, evenly: bool
+        self, drawn: Mixture, seeds: np.random.SeedSequence, *, evenly: bool
     ) -> Callable[[int], EncodedTable]:
         rng = np.random.default_rng(seeds)
 
@@ -154,14 +155,18 @@ class MarginalFit:
             "num_rows": self.releases.num_rows,
             "target": self.target,
             "intervals": self.intervals,
+            "points": self.traits.num_points,
+            "scale": self.traits.scale,
             "columns": [list(each.columns) for each in noisy],
             "variances": [each.variance for each in noisy],
         }
         arrays = {f"counts.{i}": each.counts for i, each in enumerate(noisy)}
         for i, groups in enumerate(self.releases.groups):
             arrays |= {f"groups.{i}": groups.of_cell, f"shares.{i}": groups.probs}
-        arrays |= {f"mixture.{name}": each for name, each in self.mixture.params._asdict().items()}
-        archives.write(path, meta, arrays | {"mixture.scales": self.mixture.scales})
+        for kind in _FITS:
+            loadings = getattr(self.traits, kind)._asdict()
+            arrays |= {f"{kind}.{name}": each for name, each in loadings.items()}
+        archives.write(path, meta, arrays)
 
     @classmethod
     def load(cls, path: str | Path, schema: Schema) -> Self:
@@ -186,12 +191,16 @@ class MarginalFit:
                 Groups(*archive.arrays([f"groups.{i}", f"shares.{i}"]).values())
                 for i in range(len(grids))
             )
-            names = [f"mixture.{name}" for name in (*MixtureParams._fields, "scales")]
-            *params, scales = archive.arrays(names).values()
+            loadings = {
+                kind: Loadings(
+                    *archive.arrays([f"{kind}.{name}" for name in Loadings._fields]).values()
+                )
+                for kind in _FITS
+            }
             releases = Releases(grids, groups, tuple(noisy), float(meta["num_rows"]))
-            mixture = FittedMixture(MixtureParams(*params), scales)
-            _check(releases, mixture, schema, meta["target"])
-            return cls(schema, releases, mixture, privacy, meta["target"], meta["intervals"])
+            traits = FittedTraits(meta["points"], meta["scale"], **loadings)
+            _check(releases, traits, schema, meta["target"])
+            return cls(schema, releases, traits, privacy, meta["target"], meta["intervals"])
 
 
 def fit_marginals(
@@ -205,7 +214,7 @@ def fit_marginals(
     seed: int | None = None,
     progress: bool | None = None,
 ) -> MarginalFit:
-    """Release counts of a table, and fit a mixture to them.
+    """Release counts of a table, and fit a model to them.
 
     Args:
         tables: The table's pieces, from the start at every call.
@@ -213,7 +222,7 @@ def fit_marginals(
         plan: Calibrated; see `counts_plan`.
         delta: Of the guarantee.
         target: A column whose pairs matter more than others.
-        components: Number of components; by default as many as the fit needs.
+        components: Number of points of the traits; by default by the number of cells.
         seed: For tests only: the result has no privacy guarantee.
         progress: Show a progress bar; None asks the terminal.
     """
@@ -233,8 +242,17 @@ def fit_marginals(
         for_testing=seed is not None,
         mechanism=COUNTS,
     )
-    mixture = _fit(releases, components, seed, show=show_progress(progress))
-    return MarginalFit(schema, releases, mixture, privacy, target, wanted.intervals)
+    # What the counts are fitted from protects nothing.
+    start = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    show = show_progress(progress)
+    with ProgressBar(NUM_FITS, show=show, label="fitting", unit="fits") as bar:
+        traits = fit_traits(
+            releases.counts,
+            seed=start,
+            num_points=components,
+            after_fit=functools.partial(bar.advance, 1),
+        )
+    return MarginalFit(schema, releases, traits, privacy, target, wanted.intervals)
 
 
 def describe_release(wanted: Design, releases: Releases) -> str:
@@ -248,26 +266,7 @@ def describe_release(wanted: Design, releases: Releases) -> str:
     return f"noisy counts {' and '.join(parts)} ({cells:,} cells)"
 
 
-def _fit(
-    releases: Releases, components: int | None, seed: int | None, *, show: bool
-) -> FittedMixture:
-    # What the counts are fitted from protects nothing.
-    start = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    counts = releases.counts
-    number = components or FIRST_COMPONENTS
-    while True:
-        label = f"fitting {number} components"
-        with ProgressBar(NUM_ROUNDS, show=show, label=label, unit="rounds") as bar:
-            mixture = fit_mixture(
-                counts, number, seed=start, after_round=functools.partial(bar.advance, 1)
-            )
-        shares = list(unexplained_shares(counts, mixture).values())
-        if components or not shares or np.mean(shares) < _ENOUGH or number >= MOST_COMPONENTS:
-            return mixture
-        number = min(2 * number, MOST_COMPONENTS)
-
-
-def _check(releases: Releases, mixture: FittedMixture, schema: Schema, target: Any) -> None:
+def _check(releases: Releases, traits: FittedTraits, schema: Schema, target: Any) -> None:
     """Refuse arrays that do not go together."""
     if target is not None and target not in schema.names:
         raise ValueError(f"the target {target!r} is no column")
@@ -288,11 +287,14 @@ def _check(releases: Releases, mixture: FittedMixture, schema: Schema, target: A
         ok = each.counts.shape in (shape, fine) and each.counts.dtype.kind in "iu"
         if not (ok and each.variance > 0 and math.isfinite(each.variance)):
             raise ValueError("counts that are none")
-    size, components = sum(sizes), len(mixture.params.weights)
-    wanted = [(components,), (size,), (components, size), (size,)]
-    arrays: list[Any] = [*mixture.params, mixture.scales]
-    for array, shape in zip(arrays, wanted, strict=True):
-        if array.shape != shape or array.dtype.kind != "f" or not np.isfinite(array).all():
-            raise ValueError("a mixture that is none")
-    if not components:
-        raise ValueError("a mixture without components")
+    _check_traits(traits, sum(sizes))
+
+
+def _check_traits(traits: FittedTraits, size: int) -> None:
+    number, shape = traits.num_points, np.shape(traits.best.slopes)
+    ok = isinstance(number, int) and 0 < number <= _MOST_POINTS and len(shape) == 2
+    for each in (traits.best, traits.wide):
+        ok = ok and each.base.shape == (size,) and each.slopes.shape == (shape[0], size)
+        ok = ok and all(array.dtype == np.float32 and np.isfinite(array).all() for array in each)
+    if not ok:
+        raise ValueError("traits that are none")

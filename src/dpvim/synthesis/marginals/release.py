@@ -34,13 +34,7 @@ from dpvim.synthesis.marginals.grids import (
     group_cells,
     single_groups,
 )
-from dpvim.synthesis.marginals.mixture import (
-    FittedMixture,
-    PairCounts,
-    distribution,
-    expected_counts,
-    gather,
-)
+from dpvim.synthesis.marginals.pair_counts import PairCounts, gather
 from dpvim.synthesis.schema import Schema
 
 # Columns with more cells than this are grouped, into about so many groups.
@@ -156,23 +150,6 @@ def release(mechanism: CountMechanism, wanted: Design) -> Releases:
         cells = Cells(tuple(each.of_cell for each in groups))
         noisy += mechanism.release(cells, wanted.pairs, share=pairs)
     return Releases(wanted.grids, tuple(groups), tuple(noisy), _num_rows(mechanism, noisy))
-
-
-def unexplained_shares(counts: PairCounts, fitted: FittedMixture) -> dict[tuple[int, ...], float]:
-    """For each pair of columns, what share of the records the fit puts into the wrong cells.
-
-    An estimate: half of the absolute differences between released and expected counts, less what
-    noise and sampling alone would make of them; zero where these explain all.
-    """
-    expected = expected_counts(distribution(fitted.params, counts.sizes), counts)[1]
-    found: dict[tuple[int, ...], float] = {}
-    for pair in counts.measured_pairs:
-        at = counts.block(*pair)
-        variance = counts.pairs_variance[at] + np.maximum(expected[at], 1.0)
-        differences = np.abs(counts.pairs[at] - expected[at]).sum()
-        by_chance = np.sqrt(2 / math.pi * variance).sum()
-        found[pair] = float(max(differences - by_chance, 0.0) / 2 / counts.num_rows)
-    return found
 
 
 def _num_rows(mechanism: CountMechanism, noisy: Sequence[NoisyMarginal]) -> float:

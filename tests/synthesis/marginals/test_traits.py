@@ -1,0 +1,117 @@
+"""The latent trait model that is fitted to noisy counts, and draws of its posterior."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from dpvim.privacy.counts import NoisyMarginal
+from dpvim.synthesis.marginals.mixture import Mixture, count_pairs, draw_cells, expected_counts
+from dpvim.synthesis.marginals.pair_counts import PairCounts, gather
+from dpvim.synthesis.marginals.traits import (
+    SCALES,
+    draw_loadings,
+    fit_traits,
+    mixture_of,
+    points,
+)
+
+SIZES, ROWS, NOISE, POINTS = (2, 3, 4), 20_000, 20.0, 32
+
+
+def noisy_counts(truth: Mixture, noise: float, seed: int) -> PairCounts:
+    """Noisy counts of all pairs of a table that is drawn from the truth."""
+    rng = np.random.default_rng(seed)
+    pairs = count_pairs(draw_cells(truth, ROWS, rng), SIZES)[1]
+    starts = [0, *itertools.accumulate(SIZES)]
+    noisy = []
+    for i, j in itertools.combinations(range(3), 2):
+        block = pairs[starts[i] : starts[i + 1], starts[j] : starts[j + 1]]
+        noisy.append(NoisyMarginal((i, j), block + rng.normal(0, noise, block.shape), noise**2))
+    return gather(noisy, [np.arange(size) for size in SIZES], ROWS)
+
+
+@pytest.fixture(scope="module")
+def truth() -> Mixture:
+    rng = np.random.default_rng(0)
+    probs = tuple(rng.dirichlet(np.ones(size), 3) for size in SIZES)
+    return Mixture(np.array([0.5, 0.3, 0.2]), probs)
+
+
+@pytest.fixture(scope="module")
+def counts(truth):
+    return noisy_counts(truth, NOISE, 1)
+
+
+@pytest.fixture(scope="module")
+def fitted(counts):
+    return fit_traits(counts, num_points=POINTS, seed=0)
+
+
+def pairs_of(loadings, counts: PairCounts) -> np.ndarray:
+    return expected_counts(mixture_of(loadings, POINTS, SIZES), counts.num_rows)[1]
+
+
+def test_points_are_standardised_and_always_the_same():
+    traits = points(64, 5)
+    np.testing.assert_allclose(traits.mean(axis=0), 0, atol=1e-6)
+    np.testing.assert_allclose(traits.T @ traits / 64, np.eye(5), atol=1e-5)
+    points.cache_clear()
+    np.testing.assert_array_equal(points(64, 5), traits)
+
+
+def test_fits_are_as_close_as_noise_and_sampling_allow(counts, truth, fitted):
+    wanted = expected_counts(truth, counts.num_rows)[1]
+    measured = wanted > 0
+    spread = np.sqrt(NOISE**2 + wanted)[measured]
+    for loadings in (fitted.best, fitted.wide):
+        found = pairs_of(loadings, counts)
+        assert np.abs((found - wanted)[measured] / spread).max() < 4
+
+
+def test_a_loud_release_is_pulled_towards_independence(truth):
+    loud = fit_traits(noisy_counts(truth, 3000.0, 2), num_points=POINTS, seed=0)
+    quiet = fit_traits(noisy_counts(truth, 5.0, 2), num_points=POINTS, seed=0)
+    assert loud.scale < quiet.scale
+    assert {loud.scale, quiet.scale} <= set(SCALES)
+
+
+def test_draws_spread_as_noise_and_sampling_do(counts, fitted):
+    """For a count that the fit can choose freely the posterior is that of one number."""
+    seeds = np.random.SeedSequence(0).spawn(40)
+    tables = np.array([pairs_of(draw_loadings(counts, fitted, each), counts) for each in seeds])
+    centre = pairs_of(fitted.wide, counts)
+    measured = np.isfinite(counts.pairs_variance)
+    alone = np.sqrt(NOISE**2 + centre)[measured]
+    ratio = tables.std(axis=0)[measured] / alone
+    # Other pairs tell of the same cells, so it is less, but not by much.
+    assert 0.4 < np.median(ratio) < 1.1
+    shift = (tables.mean(axis=0) - centre)[measured] / alone
+    assert np.abs(shift).max() < 0.7
+
+
+def test_seeds_repeat_fits_and_draws(counts, fitted):
+    again = fit_traits(counts, num_points=POINTS, seed=0)
+    np.testing.assert_array_equal(again.best.slopes, fitted.best.slopes)
+    first, second = (draw_loadings(counts, fitted, np.random.SeedSequence(s)) for s in (1, 1))
+    np.testing.assert_array_equal(first.slopes, second.slopes)
+    other = draw_loadings(counts, fitted, np.random.SeedSequence(2))
+    assert not np.array_equal(first.slopes, other.slopes)
+
+
+@pytest.mark.long
+def test_draws_hold_the_truth(truth):
+    """Pairs of cells, over many releases: 90 % intervals of the draws hold about 90 %."""
+    held = []
+    for seed in range(12):
+        counts = noisy_counts(truth, 100.0, 10 + seed)
+        fitted = fit_traits(counts, num_points=POINTS, seed=seed)
+        seeds = np.random.SeedSequence(seed).spawn(30)
+        draws = np.array([pairs_of(draw_loadings(counts, fitted, s), counts) for s in seeds])
+        wanted = expected_counts(truth, counts.num_rows)[1]
+        measured = wanted > 0
+        low, high = np.quantile(draws, [0.05, 0.95], axis=0)
+        held.append(((low <= wanted) & (wanted <= high))[measured].mean())
+    assert 0.8 < np.mean(held) < 0.97
