@@ -76,7 +76,9 @@ EngineOption = Annotated[
 ]
 Components = Annotated[
     int | None,
-    typer.Option(help="Number of mixture components.  [default: by the fit; 10 with dpvi]"),
+    typer.Option(
+        help="Number of components; with marginals, points of the latent traits.  [default: 512 or 1024; 10 with dpvi]"
+    ),
 ]
 TargetModel = Annotated[
     RegressionKind | None,

@@ -34,7 +34,7 @@ from dpvim.synthesis.tables import write_table
 from dpvim.types import NotForReleaseWarning
 
 DPVI, MARGINALS = "dpvi", "marginals"
-"""Engines: a model by DPVI, or a mixture from noisy counts."""
+"""Engines: a model by DPVI, or latent traits from noisy counts."""
 RowsOf: TypeAlias = Callable[[int], EncodedTable]
 """Draws so many rows, others at every call."""
 

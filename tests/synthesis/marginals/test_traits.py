@@ -16,9 +16,11 @@ from dpvim.synthesis.marginals.traits import (
     fit_traits,
     mixture_of,
     points,
+    prior_factor,
 )
 
 SIZES, ROWS, NOISE, POINTS = (2, 3, 4), 20_000, 20.0, 32
+FACTOR = prior_factor(SIZES, (0, 0, 4))
 
 
 def noisy_counts(truth: Mixture, noise: float, seed: int) -> PairCounts:
@@ -47,11 +49,17 @@ def counts(truth):
 
 @pytest.fixture(scope="module")
 def fitted(counts):
-    return fit_traits(counts, num_points=POINTS, seed=0)
+    return fit_traits(counts, FACTOR, num_points=POINTS, seed=0)
 
 
 def pairs_of(loadings, counts: PairCounts) -> np.ndarray:
     return expected_counts(mixture_of(loadings, POINTS, SIZES), counts.num_rows)[1]
+
+
+def draws_of(counts: PairCounts, fitted, seeds) -> np.ndarray:
+    """Expected counts of pairs under draws of the posterior."""
+    draws = (draw_loadings(counts, FACTOR, fitted, each) for each in seeds)
+    return np.array([pairs_of(each, counts) for each in draws])
 
 
 def test_points_are_standardised_and_always_the_same():
@@ -60,6 +68,16 @@ def test_points_are_standardised_and_always_the_same():
     np.testing.assert_allclose(traits.T @ traits / 64, np.eye(5), atol=1e-5)
     points.cache_clear()
     np.testing.assert_array_equal(points(64, 5), traits)
+
+
+def test_the_prior_has_neighbours_alike_and_other_cells_independent():
+    factor = prior_factor((3, 5), (0, 4))
+    covariance = factor.T @ factor
+    np.testing.assert_allclose(np.diag(covariance), 1.0)
+    np.testing.assert_allclose(covariance[:3, :3], np.eye(3))
+    np.testing.assert_allclose(covariance[:3, 3:], 0.0)
+    assert covariance[3, 4] > covariance[3, 5] > covariance[3, 6] > 0.05
+    np.testing.assert_allclose(covariance[7], np.eye(8)[7])  # the missing ones
 
 
 def test_fits_are_as_close_as_noise_and_sampling_allow(counts, truth, fitted):
@@ -72,16 +90,23 @@ def test_fits_are_as_close_as_noise_and_sampling_allow(counts, truth, fitted):
 
 
 def test_a_loud_release_is_pulled_towards_independence(truth):
-    loud = fit_traits(noisy_counts(truth, 3000.0, 2), num_points=POINTS, seed=0)
-    quiet = fit_traits(noisy_counts(truth, 5.0, 2), num_points=POINTS, seed=0)
-    assert loud.scale < quiet.scale
-    assert {loud.scale, quiet.scale} <= set(SCALES)
+    loud = fit_traits(noisy_counts(truth, 3000.0, 2), FACTOR, num_points=POINTS, seed=0)
+    quiet = fit_traits(noisy_counts(truth, 5.0, 2), FACTOR, num_points=POINTS, seed=0)
+    assert loud.scales.mean() < quiet.scales.mean()
+    for fitted in (loud, quiet):
+        assert (fitted.scales >= 0.4 * SCALES[0]).all()
+        assert (fitted.scales <= 3 * SCALES[-1]).all()
+        # One for all cells of a column.
+        for column in np.split(fitted.scales, np.cumsum(SIZES)[:-1]):
+            assert np.ptp(column) == 0
 
 
 def test_draws_spread_as_noise_and_sampling_do(counts, fitted):
     """For a count that the fit can choose freely the posterior is that of one number."""
     seeds = np.random.SeedSequence(0).spawn(40)
-    tables = np.array([pairs_of(draw_loadings(counts, fitted, each), counts) for each in seeds])
+    tables = np.array(
+        [pairs_of(draw_loadings(counts, FACTOR, fitted, each), counts) for each in seeds]
+    )
     centre = pairs_of(fitted.wide, counts)
     measured = np.isfinite(counts.pairs_variance)
     alone = np.sqrt(NOISE**2 + centre)[measured]
@@ -93,11 +118,13 @@ def test_draws_spread_as_noise_and_sampling_do(counts, fitted):
 
 
 def test_seeds_repeat_fits_and_draws(counts, fitted):
-    again = fit_traits(counts, num_points=POINTS, seed=0)
+    again = fit_traits(counts, FACTOR, num_points=POINTS, seed=0)
     np.testing.assert_array_equal(again.best.slopes, fitted.best.slopes)
-    first, second = (draw_loadings(counts, fitted, np.random.SeedSequence(s)) for s in (1, 1))
+    first, second = (
+        draw_loadings(counts, FACTOR, fitted, np.random.SeedSequence(s)) for s in (1, 1)
+    )
     np.testing.assert_array_equal(first.slopes, second.slopes)
-    other = draw_loadings(counts, fitted, np.random.SeedSequence(2))
+    other = draw_loadings(counts, FACTOR, fitted, np.random.SeedSequence(2))
     assert not np.array_equal(first.slopes, other.slopes)
 
 
@@ -107,9 +134,11 @@ def test_draws_hold_the_truth(truth):
     held = []
     for seed in range(12):
         counts = noisy_counts(truth, 100.0, 10 + seed)
-        fitted = fit_traits(counts, num_points=POINTS, seed=seed)
+        fitted = fit_traits(counts, FACTOR, num_points=POINTS, seed=seed)
         seeds = np.random.SeedSequence(seed).spawn(30)
-        draws = np.array([pairs_of(draw_loadings(counts, fitted, s), counts) for s in seeds])
+        draws = np.array(
+            [pairs_of(draw_loadings(counts, FACTOR, fitted, s), counts) for s in seeds]
+        )
         wanted = expected_counts(truth, counts.num_rows)[1]
         measured = wanted > 0
         low, high = np.quantile(draws, [0.05, 0.95], axis=0)

@@ -74,7 +74,7 @@ def test_what_was_released_is_said(page, made):
     assert cells == sum(each.counts.size for each in noisy)
     for shown, each in zip(rows, (noisy[0], noisy[2], noisy[-1]), strict=True):
         assert float(shown[3]) == pytest.approx(np.sqrt(each.variance), abs=0.06)
-    assert "a mixture of 2 components, fitted to noisy counts of pairs of columns" in text
+    assert "a latent trait model of 2 traits, fitted to noisy counts of pairs of columns" in text
     assert "of 300 rows. A cell of a pair holds" in text
 
 

@@ -37,6 +37,7 @@ from dpvim.synthesis.marginals.traits import (
     draw_loadings,
     fit_traits,
     mixture_of,
+    prior_factor,
 )
 from dpvim.synthesis.schema import Schema
 from dpvim.types import NotPrivateError
@@ -87,6 +88,9 @@ class MarginalFit:
     def num_traits(self) -> int:
         return len(self.traits.best.slopes)
 
+    def _prior_factor(self) -> np.ndarray:
+        return prior_factor(self.releases.counts.sizes, self.releases.in_order)
+
     def _mixture(self, loadings: Loadings) -> Mixture:
         return mixture_of(loadings, self.num_components, self.releases.counts.sizes)
 
@@ -104,10 +108,10 @@ class MarginalFit:
         self, count: int, seeds: np.random.SeedSequence
     ) -> Iterator[Callable[[int], EncodedTable]]:
         """Draws of the posterior, each as a function that draws rows from it."""
-        counts = self.releases.counts
+        counts, factor = self.releases.counts, self._prior_factor()
         for each in seeds.spawn(count):
             for_fit, for_rows = each.spawn(2)
-            drawn = self._mixture(draw_loadings(counts, self.traits, for_fit))
+            drawn = self._mixture(draw_loadings(counts, factor, self.traits, for_fit))
             yield self._rows_of(drawn, for_rows, evenly=False)
 
     def closest(self, seeds: np.random.SeedSequence) -> Callable[[int], EncodedTable]:
@@ -156,7 +160,6 @@ class MarginalFit:
             "target": self.target,
             "intervals": self.intervals,
             "points": self.traits.num_points,
-            "scale": self.traits.scale,
             "columns": [list(each.columns) for each in noisy],
             "variances": [each.variance for each in noisy],
         }
@@ -166,6 +169,7 @@ class MarginalFit:
         for kind in _FITS:
             loadings = getattr(self.traits, kind)._asdict()
             arrays |= {f"{kind}.{name}": each for name, each in loadings.items()}
+        arrays["scales"] = self.traits.scales
         archives.write(path, meta, arrays)
 
     @classmethod
@@ -198,7 +202,7 @@ class MarginalFit:
                 for kind in _FITS
             }
             releases = Releases(grids, groups, tuple(noisy), float(meta["num_rows"]))
-            traits = FittedTraits(meta["points"], meta["scale"], **loadings)
+            traits = FittedTraits(meta["points"], archive.arrays(["scales"])["scales"], **loadings)
             _check(releases, traits, schema, meta["target"])
             return cls(schema, releases, traits, privacy, meta["target"], meta["intervals"])
 
@@ -246,8 +250,10 @@ def fit_marginals(
     start = int(np.random.SeedSequence(seed).generate_state(1)[0])
     show = show_progress(progress)
     with ProgressBar(NUM_FITS, show=show, label="fitting", unit="fits") as bar:
+        counts = releases.counts
         traits = fit_traits(
-            releases.counts,
+            counts,
+            prior_factor(counts.sizes, releases.in_order),
             seed=start,
             num_points=components,
             after_fit=functools.partial(bar.advance, 1),
@@ -296,5 +302,6 @@ def _check_traits(traits: FittedTraits, size: int) -> None:
     for each in (traits.best, traits.wide):
         ok = ok and each.base.shape == (size,) and each.slopes.shape == (shape[0], size)
         ok = ok and all(array.dtype == np.float32 and np.isfinite(array).all() for array in each)
-    if not ok:
+    scales = traits.scales
+    if not (ok and scales.shape == (size,) and np.isfinite(scales).all() and (scales > 0).all()):
         raise ValueError("traits that are none")

@@ -68,6 +68,14 @@ class Releases:
         """The counts of groups and pairs of them."""
         return gather(self.noisy, [each.of_cell for each in self.groups], self.num_rows)
 
+    @property
+    def in_order(self) -> list[int]:
+        """For each column, how many of its first groups are in an order; missing is in none."""
+        return [
+            each.size - grid.nullable if grid.ordered else 0
+            for grid, each in zip(self.grids, self.groups, strict=True)
+        ]
+
 
 @dataclasses.dataclass(frozen=True)
 class Design:

@@ -13,11 +13,12 @@ to none, like the distribution of largest entropy with these pairs (docs/synthes
 Given the model the released counts y have mean M and the variance of the noise plus that of
 sampling N records, about M itself, so what is minimised is
 :math:`\frac12 \sum (y - M)^2 / (\sigma^2 + M)` (the denominator held fixed in its gradient), plus a
-normal prior on W of mean zero, which pulls towards independent columns. There are two fits:
+normal prior on W of mean zero, which pulls towards independent columns. Under it neighbouring cells
+of an ordered column have slopes that are alike (`prior_factor`). There are two fits:
 
-* The **best** one, for tables that look like the original. How strongly the prior pulls is chosen
-  by what predicts best: the noise of the counts is known, so they can be split into two sets with
-  independent noise, one to fit and one to predict (`split_noise`).
+* The **best** one, for tables that look like the original. How strongly the prior pulls, at all and
+  at each column, is chosen by what predicts best: the noise of the counts is known, so they can be
+  split into two sets with independent noise, one to fit and one to predict (`split_noise`).
 * The **wide** one, where draws of the posterior begin: its prior hardly pulls. A prior that pulls
   makes a better guess of all pairs together, but strong relations are then guessed too weak, and
   intervals around them do not hold.
@@ -33,13 +34,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import scipy
 from jaxtyping import Array, Float
 
 from dpvim._compile import single_precision
@@ -52,14 +54,18 @@ _MOST_TRAITS = 64
 # Scales of W's prior that are tried, from the one that pulls most, and that of the wide fit.
 SCALES = (0.09, 0.125, 0.18, 0.25, 0.35, 0.5, 0.7, 1.0)
 _WIDE_SCALE = 2.0
+# How alike slopes of neighbouring cells are, and over which part of a column's range.
+_LIKENESS, _LENGTH = 0.9, 0.5
+# How often scales are set anew by what was found for each column, and how far they may be apart.
+_COLUMN_ROUNDS, _SMALLEST_FACTOR, _LARGEST_FACTOR = 3, 0.4, 3.0
 # How counts are split to choose among them: the second set has four times the noise of the first.
 _SPLIT_RATIO = 0.5
-_STEPS, _RATE = 3000, 0.05
-_REFIT_STEPS, _REFIT_RATE = 600, 0.03
+# Steps and learning rates of fits from afar, and from nearby.
+_FIT, _REFIT = (2000, 0.05), (600, 0.03)
 _START_SCALE = 0.1
 _POINTS_SEED = 0
 # Fits that `fit_traits` makes, at most.
-NUM_FITS = len(SCALES) + 2
+NUM_FITS = len(SCALES) + _COLUMN_ROUNDS + 2
 
 
 class Loadings(NamedTuple):
@@ -74,13 +80,13 @@ class FittedTraits(NamedTuple):
 
     Attributes:
         num_points: Of the traits' distribution.
-        scale: Of the best fit's prior.
+        scales: Of the best fit's prior, for each cell.
         best: The fit that predicts best.
         wide: The fit that draws of the posterior begin at.
     """
 
     num_points: int
-    scale: float
+    scales: Float[np.ndarray, " l"]
     best: Loadings
     wide: Loadings
 
@@ -109,8 +115,27 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
     return odds / odds.sum(axis=-1, keepdims=True)
 
 
+def prior_factor(sizes: Sequence[int], in_order: Sequence[int]) -> Float[np.ndarray, "l l"]:
+    """F with F'F the covariance of a trait's slopes under a prior of scale one.
+
+    Args:
+        sizes: Number of cells of each column.
+        in_order: How many of its first cells are in an order, in which neighbours are alike.
+    """
+    blocks = []
+    for size, ordered in zip(sizes, in_order, strict=True):
+        covariance = np.eye(size)
+        places = np.linspace(0, 1, max(ordered, 2))[:ordered]
+        apart = (places[:, None] - places[None, :]) / _LENGTH
+        covariance[:ordered, :ordered] *= 1 - _LIKENESS
+        covariance[:ordered, :ordered] += _LIKENESS * np.exp(-(apart**2) / 2)
+        blocks.append(np.linalg.cholesky(covariance).T)
+    return scipy.linalg.block_diag(*blocks)
+
+
 def fit_traits(
     counts: PairCounts,
+    factor: Float[np.ndarray, "l l"],
     *,
     seed: int,
     num_points: int | None = None,
@@ -120,6 +145,7 @@ def fit_traits(
 
     Args:
         counts: All that was released.
+        factor: Of the prior; see `prior_factor`.
         seed: Of what protects nothing: where the fit starts, how counts are split.
         num_points: Number of points; default by the number of cells.
         after_fit: Called after each of at most `NUM_FITS` fits.
@@ -132,52 +158,81 @@ def fit_traits(
     slopes = _START_SCALE * for_start.normal(size=(num_traits, size))
     start = Loadings(np.zeros(size, np.float32), slopes.astype(np.float32))
 
-    scale = _best_scale(counts, start, num_points, for_split, after_fit)
-    best = _nearest(counts, start, scale, _STEPS, _RATE, num_points=num_points)
+    nearest = functools.partial(_nearest, points(num_points, num_traits), factor)
+    chosen = _best_trial(counts, nearest, start, num_points, for_split, after_fit)
+    best = nearest(counts, chosen.found, chosen.scales, *_REFIT)
     after_fit()
-    wide = _nearest(counts, best, _WIDE_SCALE, _STEPS, _RATE, num_points=num_points)
+    wide = nearest(counts, best, _WIDE_SCALE, *_FIT)
     after_fit()
-    return FittedTraits(num_points, scale, best, wide)
+    return FittedTraits(num_points, chosen.scales, best, wide)
 
 
-def _best_scale(
+class _Trial(NamedTuple):
+    """Scales, the fit to a part of the counts with them, and how badly it predicts the others."""
+
+    error: float
+    scales: Float[np.ndarray, " l"]
+    found: Loadings
+
+
+def _best_trial(
     counts: PairCounts,
+    nearest: Callable[..., Loadings],
     start: Loadings,
     num_points: int,
     rng: np.random.Generator,
     after_fit: Callable[[], None],
-) -> float:
-    """The scale of the prior whose fit to a part of the counts predicts the other part best."""
+) -> _Trial:
+    """The scales of the prior whose fit to a part of the counts predicts the other part best.
+
+    First one for all, then for each column by the size of its slopes, while that helps.
+    """
     known, left_out = split_noise(counts, rng, ratio=_SPLIT_RATIO)
-    errors: list[float] = []
-    for scale in SCALES:
-        steps, rate = (_REFIT_STEPS, _REFIT_RATE) if errors else (_STEPS, _RATE)
-        start = _nearest(known, start, scale, steps, rate, num_points=num_points)
-        mixture = mixture_of(start, num_points, counts.sizes)
-        errors.append(misfit(left_out, *expected_counts(mixture, counts.num_rows)))
+
+    def trial(scales: np.ndarray, start: Loadings, effort: tuple[int, float] = _REFIT) -> _Trial:
+        found = nearest(known, start, scales, *effort)
         after_fit()
-        if len(errors) > 2 and min(errors) < min(errors[-2:]):  # beyond the best
+        mixture = mixture_of(found, num_points, counts.sizes)
+        error = misfit(left_out, *expected_counts(mixture, counts.num_rows))
+        return _Trial(error, scales, found)
+
+    ones = np.ones(len(start.base))
+    trials = [trial(SCALES[0] * ones, start, _FIT)]
+    for scale in SCALES[1:]:
+        trials.append(trial(scale * ones, trials[-1].found))
+    best = min(trials, key=lambda each: each.error)
+    overall = best.scales[0]
+    for _ in range(_COLUMN_ROUNDS):
+        scales = overall * _relative_sizes(best.found.slopes, counts)
+        by_column = trial(scales, best.found)
+        if by_column.error >= best.error:
             break
-    return SCALES[int(np.argmin(errors))]
+        best = by_column
+    return best
+
+
+def _relative_sizes(
+    slopes: Float[Array | np.ndarray, "r l"], counts: PairCounts
+) -> Float[np.ndarray, " l"]:
+    """For each cell the size of its column's slopes, relative to those of all columns."""
+    blocks = np.split(np.asarray(slopes), counts.offsets[1:-1], axis=1)
+    sizes = np.array([np.sqrt(np.mean(np.square(block))) for block in blocks])
+    factors = np.clip(sizes / np.sqrt(np.mean(sizes**2)), _SMALLEST_FACTOR, _LARGEST_FACTOR)
+    return np.repeat(factors, counts.sizes)
 
 
 def draw_loadings(
-    counts: PairCounts, fitted: FittedTraits, seeds: np.random.SeedSequence
+    counts: PairCounts,
+    factor: Float[np.ndarray, "l l"],
+    fitted: FittedTraits,
+    seeds: np.random.SeedSequence,
 ) -> Loadings:
-    """A draw of the posterior."""
+    """A draw of the posterior; arguments as in `fit_traits`."""
     rng = np.random.default_rng(seeds)
-    mixture = mixture_of(fitted.wide, fitted.num_points, counts.sizes)
-    again = release_again(counts, mixture, rng)
+    again = release_again(counts, mixture_of(fitted.wide, fitted.num_points, counts.sizes), rng)
+    traits = points(fitted.num_points, len(fitted.wide.slopes))
     centre = _WIDE_SCALE * rng.normal(size=fitted.wide.slopes.shape)
-    return _nearest(
-        again,
-        fitted.wide,
-        _WIDE_SCALE,
-        _REFIT_STEPS,
-        _REFIT_RATE,
-        num_points=fitted.num_points,
-        centre=centre.astype(np.float32),
-    )
+    return _nearest(traits, factor, again, fitted.wide, _WIDE_SCALE, *_REFIT, centre=centre)
 
 
 # The fit, compiled
@@ -192,45 +247,59 @@ class _Arrays(NamedTuple):
 
 
 def _nearest(
+    traits: Float[np.ndarray, "k r"],
+    factor: Float[np.ndarray, "l l"],
     counts: PairCounts,
     start: Loadings,
-    scale: float,
+    scales: Float[np.ndarray, " l"] | float,
     steps: int,
     rate: float,
     *,
-    num_points: int,
-    centre: np.ndarray | None = None,
+    centre: Float[np.ndarray, "r l"] | float = 0.0,
 ) -> Loadings:
-    """The loadings that explain the counts best, from a start, under a prior around a centre."""
-    if centre is None:
-        centre = np.zeros(start.slopes.shape, np.float32)
-    traits = points(num_points, len(start.slopes))
+    """The loadings that explain the counts best, from a start.
+
+    What is moved are W F^-1, independent under the prior: of these are the centre and the scales.
+    """
     arrays = _Arrays(*(np.asarray(each, np.float32) for each in counts[1:]))
-    found = _minimise(arrays, traits, start, centre, counts.sizes, scale, steps, rate)
-    return Loadings(*map(np.asarray, found))
+    whitened = np.linalg.solve(factor.T, np.asarray(start.slopes, float).T).T
+    found = _minimise(
+        arrays,
+        traits,
+        factor.astype(np.float32),
+        Loadings(start.base, whitened.astype(np.float32)),
+        np.full(whitened.shape, centre, np.float32),
+        np.full(len(factor), scales, np.float32),
+        counts.sizes,
+        steps,
+        rate,
+    )
+    slopes = np.asarray(found.slopes) @ factor
+    return Loadings(np.asarray(found.base), slopes.astype(np.float32))
 
 
 @single_precision
-@functools.partial(jax.jit, static_argnums=4)
+@functools.partial(jax.jit, static_argnums=6)
 def _minimise(
     counts: _Arrays,
     traits: Array,
+    factor: Array,
     start: Loadings,
     centre: Array,
+    scales: Array,
     sizes: tuple[int, ...],
-    scale: float,
     steps: int,
     rate: float,
 ) -> Loadings:
     ends = list(itertools.accumulate(sizes))[:-1]
 
     def loss(loadings: Loadings) -> Array:
-        logits = jnp.split(loadings.base + traits @ loadings.slopes, ends, axis=1)
+        logits = jnp.split(loadings.base + traits @ (loadings.slopes @ factor), ends, axis=1)
         probs = jnp.concatenate([jax.nn.softmax(each, axis=1) for each in logits], axis=1)
         weighted = jnp.asarray(counts.num_rows) / len(traits) * probs
         away = _misfit(counts.singles, counts.singles_variance, weighted.sum(axis=0))
         away += _misfit(counts.pairs, counts.pairs_variance, weighted.T @ probs)
-        return (away + jnp.sum(((loadings.slopes - centre) / scale) ** 2)) / 2
+        return (away + jnp.sum(((loadings.slopes - centre) / scales) ** 2)) / 2
 
     def cosine_decay(step: Array) -> Array:
         return rate * (1 + jnp.cos(jnp.pi * step / steps)) / 2

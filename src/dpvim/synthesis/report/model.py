@@ -36,7 +36,7 @@ def _counts_content(fit: MarginalFit) -> dict[str, Any]:
     return {
         "engine": MARGINALS,
         "caveat": "" if fits else "The model does not explain all of the released counts",
-        "components": fit.num_components,
+        "traits": fit.num_traits,
         "released": _released(fit),
         "noise_message": text.describe_noise(fit),
         "fits": fits,

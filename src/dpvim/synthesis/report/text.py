@@ -343,7 +343,8 @@ def describe_model(twin: Twin) -> str:
     if isinstance(twin.fit, MarginalFit):
         counts = "pairs of columns" if len(twin.schema.columns) > 1 else "its column"
         return (
-            f"a mixture of {twin.fit.num_components} components, fitted to noisy counts of {counts}"
+            f"a latent trait model of {twin.fit.num_traits} traits, fitted to noisy counts of "
+            f"{counts}"
         )
     size = f"{twin.fit.family.dim:,} parameters"
     if not isinstance(twin.model, Mixture):
