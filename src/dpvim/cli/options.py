@@ -77,7 +77,8 @@ EngineOption = Annotated[
 Components = Annotated[
     int | None,
     typer.Option(
-        help="Number of components; with marginals, points of the latent traits.  [default: 512 or 1024; 10 with dpvi]"
+        help="Number of components; with marginals, points of the latent traits.  [default: 512 or "
+        "1024; 10 with dpvi]"
     ),
 ]
 TargetModel = Annotated[

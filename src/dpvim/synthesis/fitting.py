@@ -65,9 +65,9 @@ def synthesize(
         delta: Default: a tenth of one over the number of rows.
         target: A column that matters more than others: its pairs are counted with less noise.
             With ``dpvi`` it is regressed on all others.
-        engine: ``marginals`` (latent traits, fitted to noisy counts of pairs of columns; the default) or
-            ``dpvi`` (the paper's way: a model fitted by noisy gradients; the default for a model
-            of your own).
+        engine: ``marginals`` (latent traits, fitted to noisy counts of pairs of columns; the
+            default) or ``dpvi`` (the paper's way: a model fitted by noisy gradients; the default
+            for a model of your own).
         components: Number of mixture components. Default: with ``marginals`` 512 or 1024 points of
             the latent traits, with ``dpvi`` 10.
         num_examples, fit_options: As in `dpvim.fit`; with ``marginals`` ``relation``, ``seed`` and

@@ -144,7 +144,8 @@ def test_one_column_is_a_table_too():
     schema = Schema((Binary(name="ill", levels=("no", "yes"), reviewed=True),))
     frame = pd.DataFrame({"ill": ["yes"] * 300 + ["no"] * 700})
     made = synthesize(frame, schema, epsilon=2.0, seed=0)
-    assert (made.closest()["ill"] == "yes").mean() == pytest.approx(0.3, abs=0.02)
+    # Enough rows that every point of the traits has some: these are even, then.
+    assert (made.closest(20_000)["ill"] == "yes").mean() == pytest.approx(0.3, abs=0.02)
 
 
 @pytest.mark.long
