@@ -55,7 +55,7 @@ def main() -> None:
     run("plan", "--schema", SCHEMA, "--rows", rows, *model)
     print("\nThe holder: the twin. Its folder can be published.")
     # Tables larger than the original show the model's uncertainty better, and cost nothing.
-    drawn = ["--datasets", 30, "--rows", 20_000]
+    drawn = ["--datasets", 20, "--rows", 20_000]
     run("synth", survey, "--schema", SCHEMA, *model, *drawn, "-o", twin)
     print("\nThe analyst, with the twin alone:")
     run("analyze", twin, FORMULA, "--family", "logistic")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -89,7 +91,7 @@ class MarginalFit:
         return len(self.traits.best.slopes)
 
     def _prior_factor(self) -> np.ndarray:
-        return prior_factor(self.releases.counts.sizes, self.releases.in_order)
+        return prior_factor(self.releases.counts, self.releases.in_order)
 
     def _mixture(self, loadings: Loadings) -> Mixture:
         return mixture_of(loadings, self.num_components, self.releases.counts.sizes)
@@ -109,27 +111,37 @@ class MarginalFit:
     ) -> Iterator[Callable[[int], EncodedTable]]:
         """Draws of the posterior, each as a function that draws rows from it."""
         counts, factor = self.releases.counts, self._prior_factor()
-        for each in seeds.spawn(count):
-            for_fit, for_rows = each.spawn(2)
-            drawn = self._mixture(draw_loadings(counts, factor, self.traits, for_fit))
-            yield self._rows_of(drawn, for_rows, evenly=False)
+        of_fits, of_rows = zip(*(each.spawn(2) for each in seeds.spawn(count)), strict=True)
+        draw = functools.partial(draw_loadings, counts, factor, self.traits)
+        with ThreadPoolExecutor(os.cpu_count(), "dpvim-draws") as cores:
+            try:
+                for loadings, each in zip(cores.map(draw, of_fits), of_rows, strict=True):
+                    rng = np.random.default_rng(each)
+                    groups = self.releases.redraw_groups(rng)
+                    yield self._rows_of(self._mixture(loadings), groups, rng, evenly=False)
+            finally:  # whoever asked may want no more
+                cores.shutdown(cancel_futures=True)
 
     def closest(self, seeds: np.random.SeedSequence) -> Callable[[int], EncodedTable]:
         """Rows that are as close to the fit as so many rows can be."""
-        return self._rows_of(self._mixture(self.traits.best), seeds, evenly=True)
+        best, rng = self._mixture(self.traits.best), np.random.default_rng(seeds)
+        return self._rows_of(best, self.releases.groups, rng, evenly=True)
 
     def _rows_of(
-        self, drawn: Mixture, seeds: np.random.SeedSequence, *, evenly: bool
+        self,
+        drawn: Mixture,
+        all_groups: tuple[Groups, ...],
+        rng: np.random.Generator,
+        *,
+        evenly: bool,
     ) -> Callable[[int], EncodedTable]:
-        rng = np.random.default_rng(seeds)
-
         def rows(num_rows: int) -> EncodedTable:
             found = draw_cells(drawn, num_rows, rng, evenly=evenly)
             table = EncodedTable({}, {})
             for column, grid, groups, cells in zip(
                 self.schema.columns,
                 self.releases.grids,
-                self.releases.groups,
+                all_groups,
                 found.T,
                 strict=True,
             ):
@@ -253,7 +265,7 @@ def fit_marginals(
         counts = releases.counts
         traits = fit_traits(
             counts,
-            prior_factor(counts.sizes, releases.in_order),
+            prior_factor(counts, releases.in_order),
             seed=start,
             num_points=components,
             after_fit=functools.partial(bar.advance, 1),

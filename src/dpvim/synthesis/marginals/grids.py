@@ -113,7 +113,8 @@ def _whole_starts(
     lower: int, upper: int, intervals: int, *, growing: bool
 ) -> Int[np.ndarray, " cells"]:
     """First values of the cells of whole numbers."""
-    if upper - lower < MOST_VALUES:
+    # Counts are mostly small, and far ones rare: there no cell of one number stands out.
+    if upper - lower < (min(MOST_VALUES, intervals) if growing else MOST_VALUES):
         return np.arange(lower, upper + 1)
     if growing:
         singles = int(_SINGLE_COUNTS * intervals)
@@ -184,15 +185,37 @@ def group_cells(
     one by itself stays alone, so lumps are kept. Levels without an order that are rare are put
     together whatever their place.
     """
-    smooth = _without_noise(counts[: grid.num_values], variance) if grid.ordered else counts
-    sizes = on_simplex(np.append(smooth, counts[len(smooth) :]), num_rows)
+    sizes = _sizes_of_cells(grid, counts, variance, num_rows)
     values, share = sizes[: grid.num_values], num_rows / num_groups
     of_cell = (_neighbours if grid.ordered else _rare_ones)(values, share)
     if grid.nullable:
         of_cell = np.append(of_cell, of_cell.max() + 1)
+    return Groups(of_cell, sizes)
+
+
+def redraw_probs(
+    grid: Grid,
+    groups: Groups,
+    counts: np.ndarray,
+    variance: float,
+    *,
+    num_rows: float,
+    rng: np.random.Generator,
+) -> Groups:
+    """The same groups, their cells' probabilities from counts with noise and sampling once more."""
+    sampling = np.sqrt(np.maximum(groups.probs, 0.0)) * rng.normal(size=counts.shape)
+    again = counts + math.sqrt(variance) * rng.normal(size=counts.shape) + sampling
+    return Groups(groups.of_cell, _sizes_of_cells(grid, again, variance, num_rows))
+
+
+def _sizes_of_cells(
+    grid: Grid, counts: np.ndarray, variance: float, num_rows: float
+) -> Float[np.ndarray, " cells"]:
+    """How many records each fine cell has, by released counts; all of them some."""
+    smooth = _without_noise(counts[: grid.num_values], variance) if grid.ordered else counts
+    sizes = on_simplex(np.append(smooth, counts[len(smooth) :]), num_rows)
     # Where nothing was seen in a group, its cells are alike.
-    floor = 1e-6 * max(num_rows, 1.0) / len(sizes)
-    return Groups(of_cell, sizes + floor)
+    return sizes + 1e-6 * max(num_rows, 1.0) / len(sizes)
 
 
 def _without_noise(counts: np.ndarray, variance: float) -> Float[np.ndarray, " cells"]:

@@ -53,6 +53,22 @@ class PairCounts(NamedTuple):
             if np.isfinite(self.pairs_variance[self.block(*pair)]).all()
         ]
 
+    def of_cells(self) -> tuple[Float[np.ndarray, " l"], Float[np.ndarray, " l"]]:
+        """For each cell the best estimate of its count, and the variance of its noise.
+
+        A cell is counted by itself, or in every pair with another column, or both.
+        """
+        with np.errstate(divide="ignore"):
+            precision = 1 / self.singles_variance
+        weighted = self.singles * precision
+        for first, second in self.measured_pairs:
+            at = self.block(first, second)
+            for axis, cells in ((1, at[0]), (0, at[1])):
+                of_sum = 1 / self.pairs_variance[at].sum(axis=axis)
+                weighted[cells] += self.pairs[at].sum(axis=axis) * of_sum
+                precision[cells] += of_sum
+        return weighted / precision, 1 / precision
+
 
 def gather(
     released: Iterable[NoisyMarginal],

@@ -32,6 +32,7 @@ from dpvim.synthesis.marginals.grids import (
     Groups,
     grid_of,
     group_cells,
+    redraw_probs,
     single_groups,
 )
 from dpvim.synthesis.marginals.pair_counts import PairCounts, gather
@@ -67,6 +68,23 @@ class Releases:
     def counts(self) -> PairCounts:
         """The counts of groups and pairs of them."""
         return gather(self.noisy, [each.of_cell for each in self.groups], self.num_rows)
+
+    def redraw_groups(self, rng: np.random.Generator) -> tuple[Groups, ...]:
+        """The groups, with the probabilities of cells within them drawn anew."""
+        alone = {each.columns[0]: each for each in self.noisy if len(each.columns) == 1}
+        return tuple(
+            redraw_probs(
+                grid,
+                groups,
+                alone[column].counts,
+                alone[column].variance,
+                num_rows=self.num_rows,
+                rng=rng,
+            )
+            if column in alone
+            else groups
+            for column, (grid, groups) in enumerate(zip(self.grids, self.groups, strict=True))
+        )
 
     @property
     def in_order(self) -> list[int]:

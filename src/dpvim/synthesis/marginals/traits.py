@@ -53,9 +53,12 @@ _MOST_POINTS, _USUAL_POINTS, _FEW_CELLS = 1024, 512, 128
 _MOST_TRAITS = 64
 # Scales of W's prior that are tried, from the one that pulls most, and that of the wide fit.
 SCALES = (0.09, 0.125, 0.18, 0.25, 0.35, 0.5, 0.7, 1.0)
-_WIDE_SCALE = 2.0
+_WIDE_SCALE = 1.0
 # How alike slopes of neighbouring cells are, and over which part of a column's range.
 _LIKENESS, _LENGTH = 0.9, 0.5
+# A cell whose count is so many standard deviations of its noise has half of the usual slopes; none
+# has less than so much of them.
+_CLEAR, _LEAST_CLEAR = 3.0, 0.02
 # How often scales are set anew by what was found for each column, and how far they may be apart.
 _COLUMN_ROUNDS, _SMALLEST_FACTOR, _LARGEST_FACTOR = 3, 0.4, 3.0
 # How counts are split to choose among them: the second set has four times the noise of the first.
@@ -115,22 +118,29 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
     return odds / odds.sum(axis=-1, keepdims=True)
 
 
-def prior_factor(sizes: Sequence[int], in_order: Sequence[int]) -> Float[np.ndarray, "l l"]:
+def prior_factor(counts: PairCounts, in_order: Sequence[int]) -> Float[np.ndarray, "l l"]:
     """F with F'F the covariance of a trait's slopes under a prior of scale one.
 
+    Slopes of cells whose counts do not stand out from the noise are close to zero: such cells go
+    with others as chance has it. Otherwise every one of their pairs is fitted by itself, and where
+    it is noise, by what is positive in it: rare levels would come out far too frequent.
+
     Args:
-        sizes: Number of cells of each column.
-        in_order: How many of its first cells are in an order, in which neighbours are alike.
+        counts: All that was released.
+        in_order: For each column, how many of its first cells are in an order, in which neighbours
+            are alike.
     """
     blocks = []
-    for size, ordered in zip(sizes, in_order, strict=True):
+    for size, ordered in zip(counts.sizes, in_order, strict=True):
         covariance = np.eye(size)
         places = np.linspace(0, 1, max(ordered, 2))[:ordered]
         apart = (places[:, None] - places[None, :]) / _LENGTH
         covariance[:ordered, :ordered] *= 1 - _LIKENESS
         covariance[:ordered, :ordered] += _LIKENESS * np.exp(-(apart**2) / 2)
         blocks.append(np.linalg.cholesky(covariance).T)
-    return scipy.linalg.block_diag(*blocks)
+    found, variance = counts.of_cells()
+    clear = np.maximum(found, 0.0) / (np.maximum(found, 0.0) + _CLEAR * np.sqrt(variance))
+    return scipy.linalg.block_diag(*blocks) * np.maximum(clear, _LEAST_CLEAR)
 
 
 def fit_traits(
