@@ -180,6 +180,8 @@ def _limits_of_counts(fit: MarginalFit) -> list[str]:
         "three columns were counted together.",
         "Sharp relations: one column computed from another, combinations that cannot be. Noise and "
         "groups of values blur them, so a few rows will break such rules.",
+        "Slopes between numbers that go closely together. They come out too flat, and intervals, "
+        "which know of noise and sampling, do not know of that.",
         "Any interval or p-value from closest.csv or Twin.closest(). That table knows nothing of "
         "the noise, and its rows are more even than a sample.",
     ]
