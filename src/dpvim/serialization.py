@@ -203,7 +203,7 @@ def plan_from_json(fields: dict[str, Any]) -> Plan:
 
 
 def privacy_to_json(privacy: PrivacyStatement | NoPrivacy) -> dict[str, Any] | None:
-    """What a statement needs besides its plan."""
+    """The parts of a statement that its plan does not have."""
     if isinstance(privacy, NoPrivacy):
         return None
     return {

@@ -136,7 +136,7 @@ def told_apart(
     outside: Mapping[str, np.ndarray],
     plan: PrivacyPlan,
 ) -> Finding:
-    """What scores of independent runs in both worlds say of the claims of a plan."""
+    """Test the claims of a plan by scores of independent runs in both worlds."""
     claims = [(plan.epsilon(delta), delta) for delta in _DELTAS]
     candidates, bound = [], 0.0
     for name in inside:

@@ -140,7 +140,7 @@ class _Audit:
     def parts(
         self, relations: Sequence[str], paths: Sequence[str], families: Sequence[str]
     ) -> Iterator[_Part]:
-        """What knows nothing of likelihoods once; the rest on every path."""
+        """Checks that know nothing of likelihoods once; the rest on every path."""
         yield _Part("noise", "", self._noise)
         yield _Part("batches", "", self._batches)
         yield _Part("counts", "", functools.partial(self._counts, relations))

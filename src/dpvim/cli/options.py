@@ -22,7 +22,7 @@ class RegressionKind(StrEnum):
 
 
 class Engine(StrEnum):
-    """How a twin is made."""
+    """Engines of twins."""
 
     marginals = "marginals"
     dpvi = "dpvi"

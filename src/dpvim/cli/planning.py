@@ -40,7 +40,7 @@ def plan_of_dpvi(
 
 
 def facts_of_dpvi(maker: DpviSynthesizer, plan: PrivacyPlan) -> dict[str, Any]:
-    """What a twin by DPVI will do, for people to read."""
+    """The work of a twin by DPVI, for people to read."""
     mixture = maker.model
     assert isinstance(mixture, Mixture)
     return {

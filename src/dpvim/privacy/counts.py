@@ -153,7 +153,7 @@ class CountMechanism:
 
 
 def record_weights(marginals: Sequence[Marginal], *, share: float, norm: float) -> list[float]:
-    """What a record counts for in each marginal: the squares sum to ``share * norm**2``."""
+    """Weights of a record in each marginal: their squares sum to ``share * norm**2``."""
     if not marginals:
         raise ValueError("marginals: expected at least one, got none.")
     if not 0 < share <= 1 + _ROUNDING:

@@ -131,7 +131,7 @@ class CountSynthesizer:
         return plan.calibrate(epsilon=epsilon, delta=resolve_delta(delta, num_rows))
 
     def facts(self, plan: PrivacyPlan) -> dict[str, Any]:
-        """What will be counted, and how precisely, for people to read."""
+        """The counts to be made, and their precision, for people to read."""
         wanted = design(self.schema, plan, target=self.target)
         noise = noise_of_pairs(plan, wanted)
         facts: dict[str, Any] = {
@@ -233,7 +233,7 @@ def make_synthesizer(
     numbers: str | None = None,
     **fit_options: Any,
 ) -> CountSynthesizer | DpviSynthesizer:
-    """What makes twins of tables with a schema; arguments as in `synthesize`.
+    """Make what makes twins of tables with a schema; arguments as in `synthesize`.
 
     Options that an engine does not have are refused, so that none is ignored.
     """

@@ -1,4 +1,4 @@
-"""What all rounds together may ask for, and at which scales there is noise."""
+"""The budget of all rounds together, and the scales at which there is noise."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ _SCORES = (
 
 
 class _Adversary(NamedTuple):
-    """Who writes all records, and what they are written for.
+    """An adversary: writes all records, for a purpose.
 
     Attributes:
         name: For the report.
@@ -141,7 +141,7 @@ def _scores_of_runs(
 
 
 class _Share(NamedTuple):
-    """What the canary, less its opposite, and what the others add to the counts of a marginal."""
+    """Counts of a marginal by the canary, less its opposite, and by the others."""
 
     canary: np.ndarray
     others: np.ndarray

@@ -1,4 +1,4 @@
-"""How far one record can move all counts together, whatever it holds."""
+"""The distance that one record can move all counts together, whatever it holds."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _weighted_release(table: np.ndarray) -> np.ndarray:
 
 
 def _shift(first: np.ndarray, second: np.ndarray) -> float:
-    """How far apart the releases of two tables are; a table that is an error is far from all."""
+    """Distance of the releases of two tables; a table that is an error is far from all."""
     try:
         return float(np.linalg.norm(_weighted_release(first) - _weighted_release(second)))
     except (ValueError, IndexError, OverflowError):

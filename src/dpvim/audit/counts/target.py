@@ -1,4 +1,4 @@
-"""What is attacked: the mechanism of counts, asked in rounds, and all that is seen of it."""
+"""The target of attacks: the mechanism of counts, asked in rounds, and all that is seen of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHARES = (0.3, 0.7)
 
 
 class Round(NamedTuple):
-    """What was asked, and the answer."""
+    """A question, and the answer."""
 
     cells: Cells
     marginals: tuple[Marginal, ...]
@@ -98,6 +98,6 @@ def ask_in_rounds(mechanism: CountMechanism) -> None:
 
 
 def declared_weights(asked: Round, norm: float) -> list[float]:
-    """What a record counts for in each marginal, by what was asked."""
+    """Weights of a record in each marginal, by what was asked."""
     weights = np.array([marginal.weight for marginal in asked.marginals])
     return list(norm * math.sqrt(asked.share) * weights / np.linalg.norm(weights))

@@ -274,7 +274,7 @@ def fit_marginals(
 
 
 def describe_release(wanted: Design, releases: Releases) -> str:
-    """What was released, in words."""
+    """Put into words what was released."""
     cells = sum(each.counts.size for each in releases.noisy)
     parts = []
     if wanted.shares[0]:

@@ -211,7 +211,7 @@ def redraw_probs(
 def _sizes_of_cells(
     grid: Grid, counts: np.ndarray, variance: float, num_rows: float
 ) -> Float[np.ndarray, " cells"]:
-    """How many records each fine cell has, by released counts; all of them some."""
+    """Number of records in each fine cell, by released counts; all of them have some."""
     smooth = _without_noise(counts[: grid.num_values], variance) if grid.ordered else counts
     sizes = on_simplex(np.append(smooth, counts[len(smooth) :]), num_rows)
     # Where nothing was seen in a group, its cells are alike.

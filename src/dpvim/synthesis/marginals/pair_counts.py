@@ -37,7 +37,7 @@ class PairCounts(NamedTuple):
         return [0, *itertools.accumulate(self.sizes)]
 
     def block(self, first: int, second: int) -> tuple[slice, slice]:
-        """Where the counts of a pair of columns are."""
+        """The place of the counts of a pair of columns."""
         starts = self.offsets
         return (
             slice(starts[first], starts[first + 1]),

@@ -1,4 +1,4 @@
-"""Which counts a twin asks for, in which rounds, and what they become.
+"""The counts that a twin asks for, round by round, and what they become.
 
 All that is decided here is decided by the schema, the plan, and what was released before.
 
@@ -97,7 +97,7 @@ class Releases:
 
 @dataclasses.dataclass(frozen=True)
 class Design:
-    """What is counted of a table with a schema; public.
+    """The counts to be made of a table with a schema; public.
 
     Attributes:
         grids: The fine cells of each column.
@@ -115,7 +115,7 @@ class Design:
 
 
 def design(schema: Schema, plan: PrivacyPlan, *, target: str | None = None) -> Design:
-    """What will be counted; reads no data."""
+    """Decide what will be counted; reads no data."""
     columns = range(len(schema.columns))
     finest = [grid_of(column) for column in schema.columns]
     grouped = tuple(i for i in columns if finest[i].num_cells > MOST_SINGLE_CELLS)

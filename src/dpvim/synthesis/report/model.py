@@ -30,7 +30,7 @@ def model_content(twin: Twin) -> dict[str, Any]:
 
 
 def _counts_content(fit: MarginalFit) -> dict[str, Any]:
-    """What was released, and what the fit to it cannot explain."""
+    """The releases, and what the fit to them cannot explain."""
     unexplained = fit.unexplained
     fits, message = text.describe_unexplained(fit, unexplained)
     return {

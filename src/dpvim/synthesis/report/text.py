@@ -224,7 +224,7 @@ def describe_noise(fit: MarginalFit) -> str:
 
 
 def describe_unexplained(fit: MarginalFit, unexplained: pd.Series) -> tuple[bool, str]:
-    """Whether all that the fit cannot explain is within the noise, and what follows."""
+    """Say whether all that the fit cannot explain is within the noise, and what follows."""
     if unexplained.empty:
         return True, "The table has one column, so there is no pair to explain."
     chance = _by_chance(fit)
