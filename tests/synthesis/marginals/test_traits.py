@@ -118,7 +118,7 @@ def test_rare_levels_do_not_become_frequent():
         found += [expected_counts(draw, counts.sum())[0][2] for draw in draws]
     # All that is positive in the noise of forty cells would be 20 * 0.4 * 40 = 320 records, and
     # more in draws; the noise of their sum is 126.
-    assert np.mean(found) < 200
+    assert np.mean(found) < 170  # 114; 224 if rare cells have slopes like others
 
 
 def test_fits_are_as_close_as_noise_and_sampling_allow(counts, truth, fitted):
