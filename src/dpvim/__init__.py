@@ -28,12 +28,14 @@ from dpvim.types import (
 
 if TYPE_CHECKING:
     from dpvim import audit
+    from dpvim.checking import held_out, predictive_check
     from dpvim.synthesis.analysis.pooling import analyze
     from dpvim.synthesis.analysis.rubin import combine
     from dpvim.synthesis.fitting import TwinModel, synthesize
     from dpvim.synthesis.schema import Schema
     from dpvim.synthesis.tables import read_table
     from dpvim.synthesis.twin import Twin
+    from dpvim.tuning import plan_tuning, tune
 
 __version__ = "0.1.0.dev0"
 
@@ -66,11 +68,15 @@ __all__ = [
     "fit",
     "fit_many",
     "fit_nonprivate",
+    "held_out",
     "load",
     "plan",
+    "plan_tuning",
+    "predictive_check",
     "public",
     "read_table",
     "synthesize",
+    "tune",
 ]
 
 
@@ -81,8 +87,12 @@ _LATER = {
     "TwinModel": "synthesis.fitting",
     "analyze": "synthesis.analysis.pooling",
     "combine": "synthesis.analysis.rubin",
+    "held_out": "checking",
+    "plan_tuning": "tuning",
+    "predictive_check": "checking",
     "read_table": "synthesis.tables",
     "synthesize": "synthesis.fitting",
+    "tune": "tuning",
 }
 
 
