@@ -150,7 +150,7 @@ class PredictiveCheck:
 
 
 class Question(NamedTuple):
-    """What is asked of records: for each a code in every column, and the cells of the codes.
+    """A question to records: for each a code in every column, and the cells of the codes.
 
     Attributes:
         codes: ``records -> codes`` of some of the records; each depends on that record alone.

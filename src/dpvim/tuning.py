@@ -58,7 +58,7 @@ class _Candidate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TuningPlan:
-    """What a choice among candidates will do and cost; `print` shows it.
+    """The plan of a choice among candidates, and its cost; `print` shows it.
 
     Attributes:
         candidates: Their names.
@@ -360,7 +360,7 @@ def _refuse_own_budgets(chosen: Mapping[str, _Candidate], shared: Mapping[str, A
 
 
 def _keyword_data(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What of the keyword arguments of a fit is data."""
+    """The keyword arguments of a fit that are data."""
     rest = {"delta": 0.5, "noise_multiplier": 1.0, **options}
     take(Budget, rest)
     take(FitOptions, rest)
