@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 from datetime import UTC, date, datetime, timedelta
 
@@ -127,6 +128,29 @@ def test_columns_that_are_no_dates_are_refused_as_a_whole():
         one(Count(name="x", upper=3), pd.to_datetime(pd.Series(["2020-01-01"])))
 
 
+LOOKS = ["2020-02-29", "2020-02-29 10:00", "9999-12-31", "2020-02-29T10:00Z", "29.2.2020", "2020"]
+ANYTHING = st.one_of(
+    st.none(),
+    st.text(max_size=5),
+    st.binary(max_size=3),
+    st.text("0123456789-T:. Z", max_size=19),
+    st.dates(),
+    st.datetimes(timezones=st.none() | st.just(UTC)),
+    st.sampled_from([pd.NaT, *LOOKS]),
+)
+
+
+@given(st.lists(ANYTHING, min_size=1, max_size=8), st.sampled_from([None, "%d.%m.%Y"]))
+def test_no_record_is_an_error_and_each_is_read_by_itself(values, format):
+    column = dataclasses.replace(DAYS, format=format)
+    series = pd.Series([*values, None], dtype=object)
+    together = one(column, series)
+    alone = [one(column, series[i : i + 1]) for i in range(len(series))]
+    assert together[0] == [units for part, _ in alone for units in part]
+    assert together[1] == [gap for _, part in alone for gap in part]
+    assert all(0 <= units <= 365 for units in together[0])
+
+
 def entry(**keys):
     base = {"name": "x", "kind": "date", "lower": "2020-01-01", "upper": "2020-12-31"}
     return {"dpvim_schema": 1, "columns": [base | keys]}
@@ -235,9 +259,7 @@ def test_a_draft_knows_dates_by_their_type_or_their_look():
         Date(name="iso", **bounds),
         Date(name="german", **bounds, format="%d.%m.%Y", nullable=True),
         Date(name="english", **bounds, format="%m/%d/%Y"),
-        Date(
-            name="seen", lower="2019-01-01", upper="2019-12-31T23:59", resolution="minute"
-        ),
+        Date(name="seen", lower="2019-01-01", upper="2019-12-31T23:59", resolution="minute"),
     )
     assert "is the day where it says %d" in guess.comments["german"]
     assert "without a time zone" in guess.left_out["zone"]

@@ -41,7 +41,13 @@ def test_listed_values_and_beginnings_have_groups_and_the_longest_counts():
         *("heart", high, "heart", high, "heart", "heart", "other", "heart", "other")
     ]
     everything = Binary(name="x", levels=("yes", "no"), groups={"yes": ["1", "y*"], "no": ["*"]})
-    assert levels_of(everything, ["1", "yeah", "2", "no", "yes"]) == ["yes", "yes", "no", "no", "yes"]
+    assert levels_of(everything, ["1", "yeah", "2", "no", "yes"]) == [
+        "yes",
+        "yes",
+        "no",
+        "no",
+        "yes",
+    ]
 
 
 def test_what_has_no_group_follows_the_rule_for_what_is_outside():
