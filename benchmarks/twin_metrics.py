@@ -189,7 +189,8 @@ def _pooled(
 
 def _layout(table: Table) -> glm.Layout:
     texts = [c for c in table.schema.columns if isinstance(c, Levelled) and c.level_type is str]
-    return glm.Layout(levels={column.name: column.levels for column in texts}, missing=None)
+    levels = {column.name: column.levels for column in texts}
+    return glm.Layout(levels=levels, dates=table.schema.dates, missing=None)
 
 
 def _plain(frame: pd.DataFrame) -> pd.DataFrame:

@@ -48,6 +48,20 @@ def synth(call, *more: object):
     return call("synth", *arguments, "--datasets", 3, "--rows", 150, *QUICK, *more)
 
 
+def test_a_check_counts_rows_that_break_a_constraint(call, folder):
+    path = folder / "patients.toml"
+    schema = path.read_text()
+    path.write_text(schema.replace("missing =", 'constraints = ["age > visits"]\nmissing =', 1))
+    checked = call("schema", "check", "patients.toml", "patients.csv")
+    assert checked.exit_code == 0
+    assert checked.stdout.index("NOT FOR RELEASE") < checked.stdout.index("break a constraint")
+    assert checked.stdout.splitlines()[-1].startswith("age > visits")
+    path.write_text(schema.replace("missing =", 'constraints = ["age > 99"]\nmissing =', 1))
+    refused = call("schema", "check", "patients.toml")
+    assert refused.exit_code == 2
+    assert "declared values can obey" in refused.stderr
+
+
 @pytest.mark.long
 def test_the_whole_story(call, folder):
     assert call("schema", "draft", "patients.csv", "-o", "draft.toml").exit_code == 0

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dpvim.synthesis
+from dpvim.synthesis.constrained import check_possible
 from dpvim.synthesis.draft import draft
 from dpvim.synthesis.schema import (
     Binary,
@@ -138,8 +139,11 @@ def test_the_documented_example_is_a_reviewed_schema():
     schema = Schema.from_dict(tomllib.loads(page.split("```toml\n")[1].split("```")[0]))
     schema.check_reviewed()
     kinds = ["integer", "categorical", "ordinal", "binary", "count", "real"]
-    assert [column.kind for column in schema.columns] == kinds
-    assert set(kinds) == set(KINDS)
+    assert [column.kind for column in schema.columns] == [*kinds, "integer", "date", "categorical"]
+    assert {*kinds, "date"} == set(KINDS)
+    assert len(schema.rules) == 2
+    assert any(getattr(column, "groups", None) for column in schema.columns)
+    check_possible(schema)
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"])).map(str.strip)

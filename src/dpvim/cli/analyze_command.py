@@ -53,6 +53,7 @@ def analyze(
             family=family.value,
             num_rows=source.num_rows,
             levels={c.name: c.levels for c in schema.columns if isinstance(c, Levelled)},
+            dates=schema.dates,
             missing=schema.missing,
             level=level,
         )

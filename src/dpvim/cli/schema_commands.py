@@ -10,8 +10,9 @@ import typer
 
 from dpvim.cli.common import plain_errors
 from dpvim.cli.options import Delimiter, Encoding, Table
+from dpvim.synthesis.constrained import check_possible
 from dpvim.synthesis.draft import draft as draft_schema
-from dpvim.synthesis.encoding import validation_counts
+from dpvim.synthesis.encoding import broken_counts, validation_counts
 from dpvim.synthesis.formulas import formulas_of
 from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.tables import read_table
@@ -56,12 +57,16 @@ def check(
     """
     with plain_errors():
         known = Schema.load(schema)
+        check_possible(known)
         typer.echo(f"{schema}: {len(known.columns)} columns, {len(known.unreviewed)} not reviewed.")
         _warn_of_formulas(known)
         if table is not None:
             frame = read_table(table, columns=known.names, delimiter=delimiter, encoding=encoding)
             typer.echo("NOT FOR RELEASE: exact counts of values")
             typer.echo(validation_counts(frame, known).to_string())
+            if known.constraints:
+                typer.echo("\nRows that break a constraint, which count as they are:")
+                typer.echo(broken_counts(frame, known).to_string())
 
 
 def _warn_of_formulas(schema: Schema) -> None:

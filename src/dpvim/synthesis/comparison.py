@@ -89,6 +89,7 @@ def downstream(
                 family=family or "gaussian",
                 num_rows=twin.num_rows,
                 levels=levels,
+                dates=schema.dates,
                 missing=schema.missing,
                 level=_CONFIDENCE,
                 progress=False,
@@ -97,7 +98,7 @@ def downstream(
             raise NoAnalysisError(str(error)) from error
     # What the model saw: values that are not declared are mapped in the same way.
     seen = decode(encode(original, schema), schema)
-    layout = glm.Layout(levels=levels, missing=list(schema.missing))
+    layout = glm.Layout(levels=levels, dates=schema.dates, missing=list(schema.missing))
     found = glm.fit_table(seen, formula, pooled.family, layout)
     if found["failure"]:
         raise NoAnalysisError(f"the original could not be fitted: {found['failure']}")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from dpvim.synthesis.encoding import value_counts
+from dpvim.synthesis.encoding import has_time_zone, value_counts
 from dpvim.synthesis.schema import (
     DEFAULT_MARKERS,
     LARGEST_INTEGER,
@@ -24,6 +24,7 @@ from dpvim.synthesis.schema import (
     Binary,
     Categorical,
     Count,
+    Date,
     Integer,
     Level,
     Levelled,
@@ -31,6 +32,7 @@ from dpvim.synthesis.schema import (
     Schema,
     SchemaError,
 )
+from dpvim.synthesis.schema.moments import read_moment
 from dpvim.synthesis.tables import TableError, check_names
 from dpvim.synthesis.values import are_markers, to_number
 
@@ -41,6 +43,16 @@ _MOSTLY = 0.9
 _WIDE_RANGE = 1000  # positive reals whose largest is so many times the smallest: log scale
 _MAX_DECIMALS = 6
 _SMALLEST_STEP = 1e-300  # divisions by it stay finite
+# Ways to write dates that are tried, the first one that fits all; None is ISO 8601.
+_FORMATS = (
+    None,
+    "%d.%m.%Y",
+    "%d/%m/%Y",
+    "%m/%d/%Y",
+    "%d-%m-%Y",
+    "%d.%m.%Y %H:%M",
+    "%d/%m/%Y %H:%M",
+)
 _LEADING_ZERO = re.compile(r"[+-]?0\d")  # codes such as 01, whose zero is part of the label
 
 _HEADER = """\
@@ -52,6 +64,7 @@ questionnaire, the code book, the law. Then set reviewed = true for that column.
 Columns that are not described here are left out of the twin."""
 _LEVELS = "Levels were read off the data: declare all that can occur, also those that did not."
 _BOUNDS = "Bounds were read off the data: declare a range that is known without them."
+_DATES = f"{_BOUNDS}\nThe format was guessed: is the day where it says %d, and the month at %m?"
 _CONSTANT = "the same value in every row, or none."
 _MIXED = "Some values are not numbers: see not_a_number, or set nullable = true."
 
@@ -129,9 +142,8 @@ def _distinct_values(name: str, series: pd.Series, markers: Sequence[str]) -> _D
     try:
         counts = value_counts(name, series)
     except TableError:
-        raise _CannotGuessError(
-            f"values of type {series.dtype}. Write dates as numbers (days, years) to have them."
-        ) from None
+        hint = " Dates must be without a time zone." * has_time_zone(series)
+        raise _CannotGuessError(f"values of type {series.dtype}.{hint}") from None
     is_gap = are_markers([*counts], markers, as_numbers=True)
     present = {
         text: counts[text]
@@ -148,6 +160,8 @@ def _guess(name: str, series: pd.Series, seen: _DistinctValues) -> tuple[AnyColu
     """A column and what to say about it."""
     if pd.api.types.infer_dtype(series, skipna=True) == "boolean":
         return _levelled(name, [False, True], seen), _LEVELS
+    if (dates := _date(name, seen)) is not None:
+        return dates, _DATES if dates.format else _BOUNDS
     readable = np.abs(seen.numbers) <= LARGEST_REAL
     if readable.all() and not any(_LEADING_ZERO.match(text) for text in seen.texts):
         column = _guess_from_numbers(name, seen)
@@ -158,9 +172,38 @@ def _guess(name: str, series: pd.Series, seen: _DistinctValues) -> tuple[AnyColu
     if len(seen.texts) > max(2, min(_FEW_TEXTS, seen.num_rows / 2)):
         raise _CannotGuessError(
             "many different texts. An identifier or free text must stay out; numbers need a "
-            "decimal point and no other signs."
+            "decimal point and no other signs; many codes can be put into groups (prefix, groups)."
         )
     return _levelled(name, list(seen.texts), seen), _LEVELS
+
+
+def _date(name: str, seen: _DistinctValues) -> Date | None:
+    """Dates from the first day of a year to the last one of another: no exact extremes."""
+    for format in _FORMATS:
+        moments = [read_moment(text, "day", format) for text in seen.texts]
+        days = [moment for moment in moments if moment is not None]
+        if not days or len(days) < len(moments):
+            continue
+        if len(days) < 2:
+            raise _CannotGuessError(_CONSTANT)
+        has_time = any((day.hour, day.minute, day.second) != (0, 0, 0) for day in days)
+        resolution = "minute" if has_time else "day"
+        if any(day.second for day in days):
+            resolution = "second"
+        lower = f"{min(days).year:04}-01-01"
+        upper = f"{max(days).year:04}-12-31" + "T23:59:59" * has_time
+        try:
+            return Date(
+                name=name,
+                lower=lower,
+                upper=upper,
+                resolution=resolution,
+                format=format,
+                nullable=seen.nullable,
+            )
+        except SchemaError:  # more seconds than there are integers, or a format too coarse
+            continue
+    return None
 
 
 def _guess_from_numbers(name: str, seen: _DistinctValues) -> AnyColumn:

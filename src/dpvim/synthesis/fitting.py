@@ -18,6 +18,7 @@ from dpvim.fitting import fit as fit_model
 from dpvim.options import Budget, FitOptions
 from dpvim.privacy.counts import counts_plan
 from dpvim.privacy.plan import PrivacyPlan
+from dpvim.synthesis.constrained import check_possible
 from dpvim.synthesis.encoding import encode
 from dpvim.synthesis.marginals.fit import fit_marginals
 from dpvim.synthesis.marginals.release import design, noise_of_pairs
@@ -241,6 +242,7 @@ def make_synthesizer(
     # Otherwise they would be taken for arguments of the model.
     for name in fit_options:
         _validate.one_of("option", name, _FIT_OPTIONS)
+    check_possible(schema)
     given = {name: value for name, value in fit_options.items() if value is not None}
     chosen = engine or (MARGINALS if model is None else DPVI)
     _validate.one_of("engine", chosen, ENGINES)

@@ -8,7 +8,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -25,7 +25,8 @@ from dpvim.privacy.randomness import fresh_key
 from dpvim.privacy.statement import NoPrivacy, PrivacyStatement
 from dpvim.result import Fit
 from dpvim.serialization import FileError
-from dpvim.synthesis.encoding import EncodedTable, decode
+from dpvim.synthesis.constrained import RowsOf, broken_shares, given_constraints
+from dpvim.synthesis.encoding import EncodedTable, decode, in_file
 from dpvim.synthesis.formulas import check_schema
 from dpvim.synthesis.marginals.fit import MarginalFit
 from dpvim.synthesis.model import build_mixture, mixture_settings
@@ -35,8 +36,6 @@ from dpvim.types import NotForReleaseWarning
 
 DPVI, MARGINALS = "dpvi", "marginals"
 """Engines: a model by DPVI, or latent traits from noisy counts."""
-RowsOf: TypeAlias = Callable[[int], EncodedTable]
-"""Draws so many rows, others at every call."""
 
 _FORMAT, _VERSION = "dpvim twin", 2
 _FIT, _SCHEMA, _PRIVACY, ABOUT = "posterior.npz", "schema.toml", "privacy.json", "twin.json"
@@ -154,7 +153,7 @@ class Twin:
         with new_folder(folder) as partial, bar:
             for number, pieces in enumerate(self._tables(count, num_rows, seed), start=1):
                 path = partial / f"synthetic-{number:0{width}}.{suffix}"
-                write_table(pieces, path, missing=self.schema.missing[0], formulas=formulas)
+                self._write(pieces, path, formulas)
                 bar.advance(1)
 
     def write_closest(
@@ -175,8 +174,12 @@ class Twin:
         """
         check_format(self.schema, suffix, formulas)
         table = self.closest(num_rows, seed=seed)
-        path = Path(folder) / f"{CLOSEST}.{suffix}"
-        write_table(table, path, missing=self.schema.missing[0], formulas=formulas)
+        self._write([table], Path(folder) / f"{CLOSEST}.{suffix}", formulas)
+
+    def _write(self, pieces: Iterable[pd.DataFrame], path: Path, formulas: str) -> None:
+        as_text = path.suffix != ".parquet"
+        written = (in_file(piece, self.schema, as_text=as_text) for piece in pieces)
+        write_table(written, path, missing=self.schema.missing[0], formulas=formulas)
 
     def _tables(
         self,
@@ -225,8 +228,28 @@ class Twin:
         return rows
 
     def _pieces(self, rows_of: RowsOf, num_rows: int) -> Iterator[pd.DataFrame]:
+        """The one way from a draw to tables: all of them obey the schema's constraints."""
+        obeying = given_constraints(rows_of, self.schema)
         for first in range(0, num_rows, _PIECE_ROWS):
-            yield decode(rows_of(min(_PIECE_ROWS, num_rows - first)), self.schema)
+            yield decode(obeying(min(_PIECE_ROWS, num_rows - first)), self.schema)
+
+    def broken_shares(self, num_rows: int = 10_000, *, seed: int | None = 0) -> dict[str, float]:
+        """By constraint of the schema, the share of the model's rows that would break it.
+
+        Such rows are drawn again, so tables have none. A large share says that the constraint
+        bends the distributions of its columns.
+
+        Args:
+            num_rows: How many rows are drawn to tell.
+            seed: Repeats the draw.
+        """
+        if not self.schema.constraints:
+            return {}
+        if isinstance(self.fit, MarginalFit):
+            rows_of = self.fit.closest(np.random.SeedSequence(seed))
+        else:
+            rows_of = next(self._draws_of_model(1, seed, self.by_dpvi.averaged))
+        return broken_shares(rows_of, self.schema, _validate.positive_int("num_rows", num_rows))
 
     def report(
         self,

@@ -16,7 +16,7 @@ from dpvim.privacy.plan import PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.synthesis.encoding import EncodedTable
 from dpvim.synthesis.marginals import release as twin_release
-from dpvim.synthesis.schema import Binary, Categorical, Count, Integer, Real, Schema
+from dpvim.synthesis.schema import Binary, Categorical, Count, Date, Integer, Real, Schema
 from dpvim.types import Relation
 
 _SCHEMA = Schema(
@@ -27,7 +27,11 @@ _SCHEMA = Schema(
         Real(name="weight", lower=0.0, upper=200.0, nullable=True),
         Real(name="grade", lower=0.0, upper=5.0, decimals=1),
         Binary(name="smokes", levels=("no", "yes")),
-    )
+        Date(name="admitted", lower="2015-01-01", upper="2024-12-31", nullable=True),
+        Categorical(name="code", levels=("A", "B", "other"), prefix=1, outside="other"),
+    ),
+    # Whatever is known of a table, its records are counted as they are.
+    constraints=("age >= visits",),
 )
 _NUMBERS = (0.0, 1.0, 0.5, 1e-30, 1 - 1e-7, -1.0, 2.0, 1e38, -1e38, math.inf, -math.inf, math.nan)
 _INTEGERS = (0, 1, 2, 57, 119, 120, 121, -1, 4999, 5000, 2**31 - 1, -(2**31))

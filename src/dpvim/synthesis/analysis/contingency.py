@@ -16,7 +16,7 @@ array([[2, 0, 0, 0],
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 
 from dpvim import _validate
 from dpvim.synthesis.encoding import EncodedTable, encode
-from dpvim.synthesis.schema import AnyColumn, Count, Levelled, Real, Schema
+from dpvim.synthesis.schema import AnyColumn, Count, Date, Levelled, Real, Schema
 
 NUM_BINS = 20
 MISSING_LABEL = "missing"
@@ -40,12 +40,14 @@ class Bins:
         edges: Of numbers, where groups start and the last one ends; None for levels.
         nullable: Whether the last group is for missing values.
         log_scale: Whether the numbers are declared to be on a logarithmic scale.
+        starts: Of dates, the text of the date that each group starts with; None for others.
     """
 
     labels: tuple[str, ...]
     edges: Float[np.ndarray, " groups_and_one"] | None
     nullable: bool
     log_scale: bool = False
+    starts: tuple[str, ...] | None = None
 
     @property
     def size(self) -> int:
@@ -139,12 +141,15 @@ def bins_of(column: AnyColumn, num_bins: int = NUM_BINS) -> Bins:
         return Bins((*labels, *missing), edges, column.nullable, is_log)
     edges = _whole_edges(int(lower), int(upper), num_bins, growing=isinstance(column, Count))
     # Large numbers are rounded in labels, which have little room.
-    text = format_short if upper >= 1e6 else "{:.0f}".format
+    text: Callable[[float], str] = format_short if upper >= 1e6 else "{:.0f}".format
+    if isinstance(column, Date):
+        text = column.text
     labels = [
         text(a) if b - a == 1 else f"{text(a)} to {text(b - 1)}"
         for a, b in itertools.pairwise(edges)
     ]
-    return Bins((*labels, *missing), edges, column.nullable)
+    starts = tuple(map(text, edges[:-1])) if isinstance(column, Date) else None
+    return Bins((*labels, *missing), edges, column.nullable, starts=starts)
 
 
 def cramers_v(counts: Int[np.ndarray, "groups others"]) -> float:

@@ -12,6 +12,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -36,6 +37,8 @@ class Layout(TypedDict):
 
     levels: Mapping[str, Sequence[Any]]
     """By column, the levels it can have."""
+    dates: Mapping[str, tuple[str, str]]
+    """By column of dates, how texts are written, as for strptime, and the date that counts as 0."""
     missing: Sequence[str] | None
     """Texts that stand for missing values in CSV files; None for those that pandas knows."""
 
@@ -61,7 +64,8 @@ def fit_table(table: pd.DataFrame | str, formula: str, family: str, layout: Layo
         # What they say is found in the fit's attributes, which do not depend on filters.
         warnings.simplefilter("ignore")
         try:
-            return _fit(_read_table(table, layout), formula, family, layout["levels"])
+            in_days = _with_days(_read_table(table, layout), layout["dates"])
+            return _fit(in_days, formula, family, layout["levels"])
         except FitError as error:
             return failed_fit(str(error))
         except Exception as error:
@@ -85,10 +89,11 @@ def _read_table(table: pd.DataFrame | str, layout: Layout) -> pd.DataFrame:
     texts = [
         n for n, allowed in layout["levels"].items() if all(isinstance(a, str) for a in allowed)
     ]
+    written = [*texts, *layout["dates"]]
     missing = layout["missing"]
     frame = pd.read_csv(
         table,
-        dtype=dict.fromkeys([*texts, *_quoted(texts)], "string"),
+        dtype=dict.fromkeys([*written, *_quoted(written)], "string"),
         na_values=None if missing is None else [*missing, *_quoted(missing)],
         keep_default_na=missing is None,
     )
@@ -109,6 +114,30 @@ def _without_apostrophes(frame: pd.DataFrame, levels: Mapping[str, Sequence[str]
         if original and name in frame.columns:
             frame[name] = frame[name].replace(original)
     return frame
+
+
+def _with_days(table: pd.DataFrame, dates: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
+    """The table with dates as numbers of days; from 1970 on if nothing is declared of them."""
+    columns = dict(table.items())
+    for name, column in table.items():
+        if name not in dates and not pd.api.types.is_datetime64_any_dtype(column.dtype):
+            continue
+        style, first = dates.get(str(name), ("%Y-%m-%d", "1970-01-01"))
+        origin = datetime.strptime(first, style)
+        if pd.api.types.is_datetime64_any_dtype(column.dtype):
+            columns[name] = (column - pd.Timestamp(origin)) / pd.Timedelta(days=1)
+        else:  # each distinct date once
+            days = {each: _days(each, style, origin) for each in column.dropna().unique()}
+            columns[name] = column.map(days).astype(float)
+    return pd.DataFrame(columns)
+
+
+def _days(value: Any, style: str, origin: datetime) -> float:
+    if isinstance(value, str):
+        moment = datetime.strptime(value, style)
+    else:  # a day of a Parquet file
+        moment = datetime(value.year, value.month, value.day)
+    return (moment - origin) / timedelta(days=1)
 
 
 def _fit(

@@ -98,6 +98,7 @@ def analyze(
     family: str = "gaussian",
     num_rows: int | None = None,
     levels: Mapping[str, Sequence[Any]] | None = None,
+    dates: Mapping[str, tuple[str, str]] | None = None,
     missing: Sequence[str] | None = None,
     level: float = 0.95,
     progress: bool | None = None,
@@ -120,6 +121,8 @@ def analyze(
         levels: By column, the levels it can have. Without them a column of text has those that
             a data set happens to hold, and the first one in order is the reference. An outcome
             with two levels counts as 0 and 1.
+        dates: By column of dates, how they are written in CSV files and which of them counts as 0,
+            as ``schema.dates`` has it. In a formula a date is a number of days.
         missing: Texts that stand for missing values in CSV files; default those pandas knows.
         level: Level of the intervals.
         progress: Whether to show a bar; unless told, if standard error is a terminal.
@@ -138,7 +141,9 @@ def analyze(
         _validate.positive_int("workers", workers)
     tables = _read_datasets(datasets)
     layout = glm.Layout(
-        levels=_read_levels(levels), missing=None if missing is None else list(missing)
+        levels=_read_levels(levels),
+        dates=dict(dates or {}),
+        missing=None if missing is None else list(missing),
     )
     bar = ProgressBar(
         len(tables), show=show_progress(progress), label="analyzing", unit="data sets"

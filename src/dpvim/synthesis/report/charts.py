@@ -260,6 +260,10 @@ def _steps(axes: Axes, bins: Bins, shares: np.ndarray, original: np.ndarray | No
         axes.stairs(shown, bins.edges, baseline=None, color=_ORIGINAL, label="original")
     if bins.log_scale:
         axes.set_xscale("log")
+    if bins.starts is not None:
+        chosen = range(0, bins.num_present, -(-bins.num_present // 5))
+        axes.set_xticks(bins.edges[chosen], [shorten_label(bins.starts[i], 16) for i in chosen])
+        axes.tick_params(axis="x", labelsize=7, labelrotation=20)
     if bins.nullable:
         absent = "missing {:.1%} ({:.1%} to {:.1%})".format(*shares[:, -1])
         if original is not None:
@@ -290,9 +294,8 @@ def _label_groups(axes: Axes, bins: Bins, *, vertical: bool) -> None:
         chosen = [*(i for i in chosen if i < bins.size - 1 - every // 2), bins.size - 1]
     if bins.edges is not None and every > 1:
         # Where a group starts is shorter than its name.
-        texts = [
-            format_short(bins.edges[i]) if i < bins.num_present else bins.labels[i] for i in chosen
-        ]
+        starts = bins.starts or [format_short(edge) for edge in bins.edges]
+        texts = [starts[i] if i < bins.num_present else bins.labels[i] for i in chosen]
     else:
         texts = [bins.labels[i] for i in chosen]
     labels = [shorten_label(text, 12) for text in texts]

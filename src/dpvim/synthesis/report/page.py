@@ -150,6 +150,10 @@ def _about(twin: Twin, counted: TableCounts) -> dict[str, Any]:
             (column.name, column.kind, text.describe_values(column), text.describe_outside(column))
             for column in twin.schema.columns
         ],
+        "constraints": [
+            (constraint, text.describe_broken(share))
+            for constraint, share in twin.broken_shares().items()
+        ],
         "num_tables": len(counted.rows),
         "target": target_of(twin),
         "example": _example(twin.schema, target_of(twin)),

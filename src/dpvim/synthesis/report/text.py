@@ -12,7 +12,7 @@ from dpvim.models.mixture import Mixture
 from dpvim.posterior.posterior import Posterior
 from dpvim.privacy.statement import COUNTS, NoPrivacy, PrivacyStatement
 from dpvim.synthesis.marginals.fit import MarginalFit
-from dpvim.synthesis.schema import AnyColumn, Levelled, Real
+from dpvim.synthesis.schema import AnyColumn, Date, Levelled, Real
 from dpvim.synthesis.twin import Twin
 from dpvim.types import Relation
 
@@ -22,6 +22,8 @@ _WEAK_RATIO = 25.0
 # Sums of absolute errors that exceed their mean by more standard deviations are no chance, also not
 # the largest of many.
 _CLEAR = 3.0
+# Of rows that are drawn again because of a constraint, a share that a reader has to know of.
+_MUCH_BROKEN = 0.1
 _REGRESSION_NAMES = {"logistic": "logistic", "poisson": "Poisson", "linear": "linear"}
 _NEIGHBOUR = {
     Relation.ZERO_OUT: "with that person's record replaced by nothing",
@@ -171,6 +173,16 @@ def not_good_for(twin: Twin) -> list[str]:
     return limits
 
 
+def describe_broken(share: float) -> str:
+    """Say what a constraint did to the rows of the model, and whether that is much."""
+    text = f"the model by itself would break it in {percent(share)} of its rows"
+    if share > _MUCH_BROKEN:
+        text += (
+            "; that is much, and to leave these out bends the distributions of the columns in it"
+        )
+    return text
+
+
 def _limits_of_counts(fit: MarginalFit) -> list[str]:
     few = math.ceil(2 * _noise(fit))
     return [
@@ -179,7 +191,8 @@ def _limits_of_counts(fit: MarginalFit) -> list[str]:
         "Relations of three and more columns (interactions) beyond what pairs of columns imply. No "
         "three columns were counted together.",
         "Sharp relations: one column computed from another, combinations that cannot be. Noise and "
-        "groups of values blur them, so a few rows will break such rules.",
+        "groups of values blur them, so a few rows will break such rules, unless they are declared "
+        "as constraints.",
         "Slopes between numbers that go closely together. They come out too flat, and intervals, "
         "which know of noise and sampling, do not know of that.",
         "Any interval or p-value from closest.csv or Twin.closest(). That table knows nothing of "
@@ -196,7 +209,8 @@ def _limits_of_mixture(model: Mixture) -> list[str]:
         )
     limits.append(
         "Relations of three and more columns, and sharp ones of two (one column computed from "
-        "another, impossible combinations). The groups of the model blur them."
+        "another, impossible combinations) that are not declared as constraints. The groups of the "
+        "model blur them."
     )
     return limits
 
@@ -300,7 +314,11 @@ def describe_values(column: AnyColumn) -> str:
     if isinstance(column, Levelled):
         shown = ", ".join(map(str, column.levels[:_MAX_LEVELS]))
         rest = len(column.levels) - _MAX_LEVELS
-        return shown + (f" and {rest} more" if rest > 0 else "") + gaps
+        grouped = column.prefix is not None or column.groups is not None
+        kind = "groups of values: " * grouped
+        return kind + shown + (f" and {rest} more" if rest > 0 else "") + gaps
+    if isinstance(column, Date):
+        return f"{column.lower} to {column.upper}, by the {column.resolution}{gaps}"
     lower, upper = column.bounds
     scale = ", logarithmic" if isinstance(column, Real) and column.scale == "log" else ""
     return f"{lower:,.12g} to {upper:,.12g}{scale}{gaps}"

@@ -1,4 +1,4 @@
-"""Kinds of columns: categorical, ordinal, binary, count, integer and real.
+"""Kinds of columns: those of levels, and count, integer, real and date.
 
 Each entry declares the values a column can have, and what becomes of a value that does not fit.
 """
@@ -8,145 +8,28 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from datetime import date
 from typing import ClassVar, TypeAlias
 
-from dpvim.synthesis.schema.errors import SchemaError, did_you_mean, mismatch
+from dpvim.synthesis.schema.base import MISSING, Column
+from dpvim.synthesis.schema.errors import did_you_mean
+from dpvim.synthesis.schema.levels import Binary, Categorical, Levelled, Ordinal
+from dpvim.synthesis.schema.moments import (
+    DIRECTIVES,
+    UNITS,
+    iso_format,
+    missing_units,
+    read_moment,
+    units_of,
+    unknown_directives,
+    write_moment,
+)
 
-MISSING = "missing"
-"""As a value of ``outside``: what does not fit is written off as missing."""
 CLAMP = "clamp"
 """As a value of ``outside``: a number that is too small or too large becomes the nearest bound."""
-MAX_LEVELS = 1000
 LARGEST_INTEGER = 2**31 - 1  # encoded tables hold integers of 32 bits
 LARGEST_REAL = 1e300  # differences of bounds stay finite
-LARGEST_LEVEL = 2**53  # beyond, a number that was read may be one of several integers
 _MAX_DECIMALS = 15
-
-Level: TypeAlias = str | int | bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """Entry of one column: what all kinds have.
-
-    Attributes:
-        name: As in the table's header.
-        nullable: Whether values may be missing, in the table and in its twin.
-        reviewed: Whether the holder has said that this entry is public knowledge.
-    """
-
-    kind: ClassVar[str]
-    name: str
-    nullable: bool = False
-    reviewed: bool = False
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name.strip():
-            raise mismatch(
-                "name", "a text that is not blank", self.name, "Copy it from the header."
-            )
-        for key in ("nullable", "reviewed"):
-            if not isinstance(getattr(self, key), bool):
-                raise self._error(key, "true or false", getattr(self, key), "Write no quotes.")
-
-    def _error(self, key: str, expected: str, given: object, hint: str) -> SchemaError:
-        return mismatch(f"column {self.name!r}: {key}", expected, given, hint)
-
-    def _set(self, key: str, value: object) -> None:
-        """Put a value into its final form, once, while the frozen object is made."""
-        object.__setattr__(self, key, value)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Levelled(Column):
-    """A column with a few declared levels, all of them texts, integers or booleans.
-
-    Attributes:
-        levels: All values that the column can have.
-        outside: The level that any other value becomes, or "missing". If not given: missing where
-            the column is nullable, else the first level.
-    """
-
-    levels: tuple[Level, ...]
-    outside: Level | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.levels, list | tuple):
-            raise self._error("levels", "a list", self.levels, 'Write levels = ["a", "b"].')
-        self._set("levels", tuple(self.levels))
-        self._check_levels()
-        if self.outside is None:
-            self._set("outside", MISSING if self.nullable else self.levels[0])
-        self._check_outside()
-
-    @property
-    def level_type(self) -> type:
-        return type(self.levels[0])
-
-    @property
-    def outside_code(self) -> int | None:
-        """The index of the level that other values become; None if they become missing."""
-        return self.levels.index(self.outside) if self.outside in self.levels else None
-
-    def _check_levels(self) -> None:
-        if not 2 <= len(self.levels) <= MAX_LEVELS:
-            hint = "Leave out a constant column; put rare levels together under one name."
-            raise self._error("levels", f"2 to {MAX_LEVELS} levels", len(self.levels), hint)
-        types = {type(level) for level in self.levels}
-        if len(types) > 1 or not types <= {str, int, bool}:
-            given = ", ".join(sorted(kind.__name__ for kind in types))
-            raise SchemaError(
-                f"column {self.name!r}: levels: expected only texts, only integers or only "
-                f"booleans, got {given}. Write all of them in quotes if in doubt."
-            )
-        if large := [v for v in self.levels if isinstance(v, int) and abs(v) > LARGEST_LEVEL]:
-            hint = "Write them as texts, in quotes."
-            raise self._error("levels", "integers of at most 2^53 in size", large, hint)
-        if repeated := sorted({level for level in self.levels if self.levels.count(level) > 1}):
-            raise self._error("levels", "every level once", repeated, "Remove the repetitions.")
-        if padded := [v for v in self.levels if isinstance(v, str) and v != v.strip()]:
-            hint = "Blanks around a value are ignored when the table is read: remove them."
-            raise self._error("levels", "no blanks around a level", padded, hint)
-
-    def _check_outside(self) -> None:
-        if self.outside in self.levels and type(self.outside) is self.level_type:
-            return
-        if self.outside == MISSING and self.nullable:
-            return
-        if self.outside == MISSING:
-            hint = "Name a level, or set nullable = true."
-        else:
-            texts = [str(level) for level in self.levels]
-            hint = did_you_mean(self.outside, texts) or "Values may only become declared levels."
-        raise self._error("outside", 'a declared level, or "missing"', self.outside, hint)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Categorical(Levelled):
-    """Levels without an order."""
-
-    kind = "categorical"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ordinal(Levelled):
-    """Levels in the order in which they are declared."""
-
-    kind = "ordinal"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Binary(Levelled):
-    """Two levels, the negative one first."""
-
-    kind = "binary"
-
-    def _check_levels(self) -> None:
-        if len(self.levels) != 2:
-            hint = 'Use kind = "categorical" for more.'
-            raise self._error("levels", "two levels", len(self.levels), hint)
-        super()._check_levels()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +44,14 @@ class Numeric(Column):
     """
 
     integral: ClassVar[bool] = True
+    _noun: ClassVar[str] = "number"
     outside: str = CLAMP
-    not_a_number: float | None = None
+    not_a_number: float | str | None = None
+
+    @property
+    def substitute(self) -> float:
+        """The number that what is no number becomes, missing or not."""
+        return self.bounds[0] if self.not_a_number is None else float(self.not_a_number)
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -177,7 +66,8 @@ class Numeric(Column):
         lower, upper = self.bounds
         if not lower < upper:
             hint = "Declare a range that is known without looking at the table."
-            raise self._error("upper", f"more than the lower bound {lower}", upper, hint)
+            expected = f"more than the lower bound {self._spelt(lower)}"
+            raise self._error("upper", expected, self._spelt(upper), hint)
         if self.outside not in (CLAMP, MISSING) or (self.outside == MISSING and not self.nullable):
             hint = 'Write "clamp", or set nullable = true.'
             raise self._error("outside", '"clamp", or "missing" if nullable', self.outside, hint)
@@ -186,17 +76,21 @@ class Numeric(Column):
     def _check_not_a_number(self) -> None:
         lower, upper = self.bounds
         if self.not_a_number is None:
-            self._set("not_a_number", None if self.nullable else lower)
+            self._set("not_a_number", None if self.nullable else self._spelt(lower))
             return
         if self.nullable:
             hint = "In a nullable column what is not a number is missing: remove the line."
             raise self._error("not_a_number", "nothing", self.not_a_number, hint)
         self._set("not_a_number", self._number("not_a_number"))
-        if not lower <= self.not_a_number <= upper:
-            expected = f"a number from {lower} to {upper}"
+        if not lower <= self.substitute <= upper:
+            expected = f"a {self._noun} from {self._spelt(lower)} to {self._spelt(upper)}"
             raise self._error("not_a_number", expected, self.not_a_number, "Choose one of these.")
 
-    def _number(self, key: str) -> float:
+    def _spelt(self, number: float) -> object:
+        """A number as it is declared."""
+        return number
+
+    def _number(self, key: str) -> float | str:
         value = getattr(self, key)
         if self.integral:
             if isinstance(value, bool) or not isinstance(value, int):
@@ -287,9 +181,110 @@ class Real(Numeric):
                 raise self._error(key, f"at most {decimals} decimals", value, hint)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Date(Numeric):
+    """Dates and times between two bounds, without a time zone: whole units since the lower bound.
+
+    Attributes:
+        lower, upper: In ISO 8601: "2020-01-31", "2020-01-31T13:45".
+        resolution: The unit: "year", "month", "day", "hour", "minute" or "second". What is finer
+            is cut off.
+        format: How texts in the table and in its twin are written, as for `datetime.strptime`;
+            ISO 8601 if None.
+    """
+
+    kind = "date"
+    _noun = "date"
+    lower: str
+    upper: str
+    resolution: str = "day"
+    format: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.resolution not in list(UNITS):
+            hint = did_you_mean(self.resolution, UNITS) or "Leave it out for days."
+            expected = "one of " + ", ".join(map(repr, UNITS))
+            raise self._error("resolution", expected, self.resolution, hint)
+        self._check_format()
+        super().__post_init__()
+        if self.bounds[1] > LARGEST_INTEGER:
+            hint = "Narrow the bounds, or declare a coarser resolution."
+            given = f"{self.bounds[1]} of them"
+            raise self._error("upper", f"at most {LARGEST_INTEGER} {self.resolution}s", given, hint)
+        if self.format is None:
+            return
+        for key in ("lower", "upper"):  # two digits of a year are those of 1969 to 2068
+            declared = self._since_1970(key)
+            moment = read_moment(self.text(declared - self.origin), self.resolution, self.format)
+            if moment is None or units_of(moment, self.resolution) != declared:
+                hint = "Write years in four digits: %Y."
+                raise self._error("format", f"one that {key} can be read from", self.format, hint)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Zero, and the number of units from the lower bound to the upper one."""
+        return 0, self._since_1970("upper") - self.origin
+
+    @property
+    def origin(self) -> int:
+        """Whole units from 1970 to the lower bound."""
+        return self._since_1970("lower")
+
+    @property
+    def written_format(self) -> str:
+        """The format of texts that are written: the declared one, or that of ISO 8601."""
+        return self.format or iso_format(self.resolution)
+
+    @property
+    def substitute(self) -> float:
+        return 0 if self.not_a_number is None else self._since_1970("not_a_number") - self.origin
+
+    def text(self, units: float) -> str:
+        """A date as it is written, by its units from the lower bound."""
+        return write_moment(self.origin + int(units), self.resolution, self.format)
+
+    def _since_1970(self, key: str) -> int:
+        moment = read_moment(getattr(self, key), self.resolution)
+        assert moment is not None
+        return units_of(moment, self.resolution)
+
+    def _spelt(self, number: float) -> object:
+        return write_moment(self.origin + int(number), self.resolution)
+
+    def _number(self, key: str) -> str:
+        """A date of the schema in ISO 8601, as TOML has it or as a text."""
+        value = getattr(self, key)
+        text = value.isoformat() if isinstance(value, date) else value
+        moment = read_moment(text, self.resolution) if isinstance(text, str) else None
+        if moment is None:
+            expected = f"a {self.resolution} in ISO 8601 without a time zone"
+            hint = f'Write it like "{write_moment(0, self.resolution)}".'
+            raise self._error(key, expected, value, hint)
+        return write_moment(units_of(moment, self.resolution), self.resolution)
+
+    def _check_format(self) -> None:
+        if self.format is None:
+            return
+        # Spreadsheets take what begins with other signs for formulas.
+        if (
+            not isinstance(self.format, str)
+            or self.format != self.format.strip()
+            or not (self.format[:1] == "%" or self.format[:1].isalnum())
+        ):
+            hint = 'Write format = "%d.%m.%Y", or leave it out.'
+            expected = "a text that begins with %, a letter or a digit, without blanks around it"
+            raise self._error("format", expected, self.format, hint)
+        if unknown := unknown_directives(self.format):
+            hint = "Names of months and time zones cannot be read: convert such columns first."
+            raise self._error("format", f"only {DIRECTIVES}", unknown, hint)
+        if absent := missing_units(self.format, self.resolution):
+            hint = f"Add {', '.join(absent)}, or declare a coarser resolution."
+            raise self._error("format", f"one that tells {self.resolution}s", self.format, hint)
+
+
 AnyColumn: TypeAlias = Levelled | Numeric
 KINDS: dict[str, type[AnyColumn]] = {
-    cls.kind: cls for cls in (Categorical, Ordinal, Binary, Count, Integer, Real)
+    cls.kind: cls for cls in (Categorical, Ordinal, Binary, Count, Integer, Real, Date)
 }
 
 

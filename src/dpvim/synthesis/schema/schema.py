@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpvim.synthesis.schema.columns import AnyColumn, Levelled
+from dpvim.synthesis.schema.columns import AnyColumn, Date
+from dpvim.synthesis.schema.constraints import Constraint, parse_constraint
 from dpvim.synthesis.schema.errors import NotReviewedError, SchemaError, did_you_mean, mismatch
+from dpvim.synthesis.schema.levels import Levelled
 from dpvim.synthesis.schema.toml import format_toml, read_columns, read_toml
 from dpvim.synthesis.values import LEVEL_OF_TEXT
 
@@ -25,11 +27,14 @@ class Schema:
         columns: One entry each; columns of the table that have none are left out of the twin.
         missing: Texts that stand for a missing value. The first of them is what is written.
         source: The file or the like that the schema comes from; errors start with it.
+        constraints: Rules between columns that are publicly known, which every row of the twin
+            obeys: ``age >= years_married``.
     """
 
     columns: tuple[AnyColumn, ...]
     missing: tuple[str, ...] = DEFAULT_MARKERS
     source: str = dataclasses.field(default="schema", compare=False)
+    constraints: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -38,6 +43,7 @@ class Schema:
         if repeated := sorted({n for n in self.names if self.names.count(n) > 1}):
             raise self._error("columns", "every name once", repeated, "Remove the repetitions.")
         self._check_missing()
+        self._check_constraints()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Schema:
@@ -48,7 +54,8 @@ class Schema:
     def from_dict(cls, content: Mapping[str, Any], *, source: str = "schema") -> Schema:
         """A schema from what a TOML file holds; ``source`` is named in errors."""
         columns = read_columns(content, source)
-        return cls(columns, content.get("missing", DEFAULT_MARKERS), source)
+        markers = content.get("missing", DEFAULT_MARKERS)
+        return cls(columns, markers, source, content.get("constraints", ()))
 
     @property
     def names(self) -> list[str]:
@@ -61,6 +68,17 @@ class Schema:
                 return column
         hint = did_you_mean(name, self.names) or "It has: " + ", ".join(map(repr, self.names))
         raise self._error("columns", "the name of a declared column", name, hint)
+
+    @property
+    def rules(self) -> list[Constraint]:
+        """The constraints, parsed."""
+        return [parse_constraint(text, self.columns) for text in self.constraints]
+
+    @property
+    def dates(self) -> dict[str, tuple[str, str]]:
+        """By column of dates, how these are written in files, and the date that counts as 0."""
+        dates = [column for column in self.columns if isinstance(column, Date)]
+        return {column.name: (column.written_format, column.text(0)) for column in dates}
 
     @property
     def unreviewed(self) -> list[str]:
@@ -80,11 +98,28 @@ class Schema:
 
     def to_toml(self, *, header: str = "", comments: Mapping[str, str] | None = None) -> str:
         """The schema as TOML, with a comment on top and one above each column that has one."""
-        return format_toml(self.columns, self.missing, header=header, comments=comments)
+        return format_toml(
+            self.columns,
+            self.missing,
+            constraints=self.constraints,
+            header=header,
+            comments=comments,
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the schema as TOML."""
         Path(path).write_text(self.to_toml(), encoding="utf-8")
+
+    def _check_constraints(self) -> None:
+        given = self.constraints
+        if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
+            hint = 'Write constraints = ["age >= years_married"].'
+            raise self._error("constraints", "a list of texts", given, hint)
+        object.__setattr__(self, "constraints", tuple(given))
+        try:
+            _ = self.rules
+        except SchemaError as error:
+            raise SchemaError(f"{self.source}: {error}") from None
 
     def _error(self, key: str, expected: str, given: object, hint: str) -> SchemaError:
         return mismatch(f"{self.source}: {key}", expected, given, hint)
@@ -104,7 +139,7 @@ class Schema:
                 continue
             # However a number is written: the marker 1.0 is the level 1.
             marked = {LEVEL_OF_TEXT[column.level_type](marker) for marker in markers}
-            if clash := [level for level in column.levels if level in marked]:
+            if clash := [level for level in column.read_levels if level in marked]:
                 raise SchemaError(
                     f"{self.source}: column {column.name!r}: levels: expected none that stands for "
                     f"a missing value, got {clash}. Take it out of the levels, or declare the "

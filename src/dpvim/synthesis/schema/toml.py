@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dpvim.synthesis.schema.columns import KINDS, AnyColumn, Column, field_names
+from dpvim.synthesis.schema.base import Column
+from dpvim.synthesis.schema.columns import KINDS, AnyColumn, field_names
 from dpvim.synthesis.schema.errors import SchemaError, did_you_mean, mismatch
 
 VERSION = 1
@@ -34,7 +35,7 @@ def read_toml(source: Path) -> dict[str, Any]:
 
 def read_columns(content: Mapping[str, Any], source: str) -> tuple[AnyColumn, ...]:
     """The columns that the content of a file declares; ``source`` is named in errors."""
-    _check_keys(source, content, ["dpvim_schema", "missing", "columns"])
+    _check_keys(source, content, ["dpvim_schema", "missing", "constraints", "columns"])
     version = content.get("dpvim_schema")
     if type(version) is not int or version != VERSION:
         hint = f"Start the file with dpvim_schema = {VERSION}; newer ones need a newer dpvim."
@@ -50,14 +51,19 @@ def format_toml(
     columns: Iterable[AnyColumn],
     missing: tuple[str, ...],
     *,
+    constraints: tuple[str, ...] = (),
     header: str = "",
     comments: Mapping[str, str] | None = None,
 ) -> str:
     """A schema as TOML, with a comment on top and one above each column that has one."""
     lines = [*_commented(header), f"dpvim_schema = {VERSION}", _assign("missing", missing)]
+    if constraints:
+        lines.append(_assign("constraints", constraints))
     for column in columns:
         lines += ["", *_commented((comments or {}).get(column.name, "")), "[[columns]]"]
         lines += [_assign(key, value) for key, value in _entries(column).items()]
+        if groups := getattr(column, "groups", None):  # a table of its own, so it stands last
+            lines += ["[columns.groups]", *(_assign(_literal(key), value) for key, value in groups)]
     return "\n".join(lines) + "\n"
 
 
@@ -88,12 +94,13 @@ def _check_keys(where: str, content: Mapping[str, Any], known: Collection[str]) 
 
 def _entries(column: Column) -> dict[str, Any]:
     """The entry of a column; rules are spelt out, other defaults are left out."""
-    base = ("name", "nullable", "reviewed")
+    base = ("name", "nullable", "reviewed", "groups")
     own = {key: getattr(column, key) for key in field_names(type(column)) if key not in base}
     # Bounds first, then the rules for what is outside.
     rules: dict[str, Any] = {key: own.pop(key) for key in ("outside", "not_a_number") if key in own}
-    if own.get("scale") == "linear":
-        del own["scale"]
+    for key, default in (("scale", "linear"), ("resolution", "day")):
+        if own.get(key) == default:
+            del own[key]
     entries: dict[str, Any] = {
         "name": column.name,
         "kind": column.kind,
