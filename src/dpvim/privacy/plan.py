@@ -14,6 +14,7 @@ import bisect
 import dataclasses
 import math
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from dpvim import _validate
@@ -146,11 +147,18 @@ class PrivacyPlan(_Schedule):
         if accountant == "dp_accounting":
             from dpvim.privacy.accounting.cross_check import epsilon_by_dp_accounting
 
-            return epsilon_by_dp_accounting(self.dp_event, delta=delta, relation=self.relation)
+            return epsilon_by_dp_accounting([self.dp_event], delta=delta, relation=self.relation)
         return accounting.epsilon_of(self.dp_event, delta=delta, relation=self.relation)
 
-    def calibrate(self, *, epsilon: float, delta: float) -> Self:
-        """The same plan with the least noise for which the run costs at most (epsilon, delta)."""
+    def calibrate(
+        self, *, epsilon: float, delta: float, beside: Sequence[PrivacyPlan] = ()
+    ) -> Self:
+        """The same plan with the least noise for which the run costs at most (epsilon, delta).
+
+        Args:
+            epsilon, delta: The budget.
+            beside: Plans of other runs on the same data, which are paid for out of it, too.
+        """
         epsilon = _validate.positive("epsilon", epsilon)
         delta = _validate.open_unit("delta", delta)
         warn_if_delta_large(delta, self.num_examples)
@@ -162,8 +170,14 @@ class PrivacyPlan(_Schedule):
                     f"is in any batch at all, got {delta:g}. Such a guarantee needs no noise and "
                     "protects nobody who was sampled; choose a smaller delta."
                 )
+        for other in beside:
+            _validate.one_of("beside: relation", other.relation.value, [self.relation.value])
         noise = accounting.calibrate_noise(
-            epsilon=epsilon, delta=delta, relation=self.relation, **self._event_settings()
+            epsilon=epsilon,
+            delta=delta,
+            relation=self.relation,
+            beside=[other.dp_event for other in beside],
+            **self._event_settings(),
         )
         return dataclasses.replace(self, noise_multiplier=noise)
 

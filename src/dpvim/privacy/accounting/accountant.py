@@ -1,9 +1,10 @@
-"""Epsilon of a run: privacy losses are composed on finer and finer grids until it stands still."""
+"""Epsilon of runs: privacy losses are composed on finer and finer grids until it stands still."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dpvim.privacy.accounting.composition import (
@@ -13,11 +14,12 @@ from dpvim.privacy.accounting.composition import (
     composed_epsilon,
     relative_rounding_error,
 )
-from dpvim.privacy.accounting.events import delta_without_truncation
+from dpvim.privacy.accounting.events import delta_without_truncation, kinds_of_steps
 from dpvim.privacy.accounting.pld import (
-    DominatingPair,
+    BinnedPLD,
+    Composition,
     bin_privacy_loss,
-    discretize,
+    discretize_all,
     dominating_pairs,
     grid_width_for,
     renyi_epsilon,
@@ -40,69 +42,78 @@ _MAX_POINTS = 2**22
 
 
 def epsilon_of(
-    event: dp_accounting.SelfComposedDpEvent, *, delta: float, relation: Relation
+    events: dp_accounting.SelfComposedDpEvent | Sequence[dp_accounting.SelfComposedDpEvent],
+    *,
+    delta: float,
+    relation: Relation,
 ) -> float:
-    """The smallest epsilon the accountant can promise for `event` at `delta`.
+    """The smallest epsilon the accountant can promise for a run, or for several on the same data.
+
+    Several are composed as one: what a run does may depend on what those before it released, but
+    how many there are, their noise and their batches must not.
 
     Guarantees:
-        An upper bound, within 0.5 % of the tight value if that is at least 0.01 and the cap adds
+        An upper bound, within 0.5 % of the tight value if that is at least 0.01 and the caps add
         at most a thousandth of `delta`, see `truncation_prob`. Rounding errors can make it 0.71 %
         where q < 1e-4, T > 1e4 and delta < 1e-10.
 
     Raises:
-        ValueError: The cap alone adds `delta` or more.
+        ValueError: The caps alone add `delta` or more.
     """
-    return _epsilon_in_memory(event, float(delta), Relation(relation))
+    together = tuple(events) if isinstance(events, Sequence) else (events,)
+    return _epsilon_in_memory(together, float(delta), Relation(relation))
 
 
 @functools.lru_cache(maxsize=1024)
 def _epsilon_in_memory(
-    event: dp_accounting.SelfComposedDpEvent, delta: float, relation: Relation
+    events: tuple[dp_accounting.SelfComposedDpEvent, ...], delta: float, relation: Relation
 ) -> float:
     """Epsilon, computed once in a process. No file is asked: this is what statements claim."""
-    return epsilon_upper_bound(event, delta, relation)
+    return epsilon_upper_bound(events, delta, relation)
 
 
 def epsilon_upper_bound(
-    event: dp_accounting.SelfComposedDpEvent,
+    events: Sequence[dp_accounting.SelfComposedDpEvent],
     delta: float,
     relation: Relation,
     tolerance: float = TOLERANCE,
     one_direction: bool = False,
 ) -> float:
     """Upper bound on epsilon; in one direction it is nearly always the same."""
-    import dp_accounting
-
-    step, num_steps = event.event, event.count
-    delta = delta_without_truncation(step, num_steps, delta)
-    if isinstance(step, dp_accounting.GaussianDpEvent):
-        # A composition of Gaussians is one Gaussian.
-        step = dp_accounting.GaussianDpEvent(step.noise_multiplier / math.sqrt(num_steps))
-        num_steps = 1
+    delta = delta_without_truncation(events, delta)
+    kinds = kinds_of_steps(events)
+    num_steps = sum(kinds.values())
+    # A record comes or goes in all events at once: directions are not mixed.
+    directions = zip(*(dominating_pairs(step, relation) for step in kinds), strict=True)
     epsilon = 0.0
-    for pair in dominating_pairs(step, relation)[: 1 if one_direction else None]:
-        epsilon = _epsilon_of_pair(pair, num_steps, delta, tolerance, floor=epsilon)
+    for pairs in list(directions)[: 1 if one_direction else None]:
+        steps = Composition(
+            tuple(
+                (bin_privacy_loss(pair, TAIL_MASS * delta / num_steps), count)
+                for pair, count in zip(pairs, kinds.values(), strict=True)
+            )
+        )
+        epsilon = _epsilon_of_composition(steps, delta, tolerance, floor=epsilon)
     return epsilon
 
 
-def _epsilon_of_pair(
-    pair: DominatingPair, num_steps: int, delta: float, tolerance: float, *, floor: float
+def _epsilon_of_composition(
+    steps: Composition[BinnedPLD], delta: float, tolerance: float, *, floor: float
 ) -> float:
     """Upper bound on epsilon in one direction, or `floor` if that is larger."""
-    step = bin_privacy_loss(pair, TAIL_MASS * delta / num_steps)
-    target = max(floor, _SMALL_EPSILON, renyi_epsilon(step, num_steps, delta))
+    target = max(floor, _SMALL_EPSILON, renyi_epsilon(steps, delta))
     best = width = math.inf
     damping = 1.0
     while True:
-        tilt = damping * saddlepoint_tilt(step, num_steps, target)
+        tilt = damping * saddlepoint_tilt(steps, target)
         # The first grid is a coarse one, to see what to aim at.
         excess = (tolerance / 3 if best < math.inf else 0.01) * target
-        width = min(width / 2, grid_width_for(step, num_steps, tilt, target, excess))
-        grid = discretize(step, tilt, width)
-        low, high = chernoff_window(grid, num_steps, delta, target)
+        width = min(width / 2, grid_width_for(steps, tilt, target, excess))
+        grids = discretize_all(steps, tilt, width)
+        low, high = chernoff_window(grids, delta, target)
         if high - low > MANY_POINTS * width:
-            damped = discretize(step, 0.9 * tilt, width)
-            error = relative_rounding_error(damped, num_steps, delta, target)
+            damped = discretize_all(steps, 0.9 * tilt, width)
+            error = relative_rounding_error(damped, delta, target)
             # What a small part of delta adds to epsilon is about that part divided by the tilt.
             if error < 0.4 * tolerance * damped.tilt * target:
                 damping, width = 0.9 * damping, 2 * width
@@ -111,10 +122,10 @@ def _epsilon_of_pair(
             if best < math.inf:
                 return best
             width = (high - low) / _MAX_POINTS
-            grid = discretize(step, tilt, width)
-            low, high = chernoff_window(grid, num_steps, delta, target)
+            grids = discretize_all(steps, tilt, width)
+            low, high = chernoff_window(grids, delta, target)
         window = low, max(high, floor + width)
-        epsilon = composed_epsilon(grid, num_steps, delta, window, floor=floor)
+        epsilon = composed_epsilon(grids, delta, window, floor=floor)
         if epsilon is None:  # it lies below all that is seen under this tilt
             damping, width = damping / 4, 2 * width
             continue

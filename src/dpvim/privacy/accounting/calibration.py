@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import scipy
@@ -13,7 +13,7 @@ import scipy
 from dpvim import cache
 from dpvim.privacy.accounting.accountant import TOLERANCE, epsilon_of, epsilon_upper_bound
 from dpvim.privacy.accounting.events import dp_event
-from dpvim.types import Relation
+from dpvim.types import BudgetExceededError, Relation
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -39,13 +39,27 @@ def calibrate_noise(
     num_steps: int,
     num_examples: int,
     max_batch_size: int,
+    beside: Sequence[dp_accounting.SelfComposedDpEvent] = (),
 ) -> float:
     """The smallest noise multiplier whose run costs at most (epsilon, delta), to 4e-4 of itself.
 
+    Args:
+        beside: Other runs on the same data, which are paid for out of the same budget.
+
     Guarantees:
-        `epsilon_of` the run with this noise is at most `epsilon`.
+        `epsilon_of` the run with this noise, and those beside it, is at most `epsilon`.
+
+    Raises:
+        BudgetExceededError: The others cost that much by themselves.
     """
     relation = Relation(relation)
+    if beside:
+        others = epsilon_of(beside, delta=delta, relation=relation)
+        if others >= epsilon:
+            raise BudgetExceededError(
+                f"epsilon: expected more than {others:.4g}, what the other runs on the same data "
+                f"cost by themselves, got {epsilon:g}. Choose a larger one."
+            )
 
     def event_with(noise: float) -> dp_accounting.SelfComposedDpEvent:
         return dp_event(
@@ -59,10 +73,10 @@ def calibrate_noise(
     @functools.cache
     def rough_cost(log_noise: float, tolerance: float) -> float:
         event = event_with(math.exp(log_noise))
-        return epsilon_upper_bound(event, delta, relation, tolerance, one_direction=True)
+        return epsilon_upper_bound((event, *beside), delta, relation, tolerance, one_direction=True)
 
     def cost(noise: float) -> float:
-        return epsilon_of(event_with(noise), delta=delta, relation=relation)
+        return epsilon_of((event_with(noise), *beside), delta=delta, relation=relation)
 
     def is_valid(noise: float) -> bool:
         """Noise that was found on disk is enough, and not far more than that."""
@@ -85,6 +99,8 @@ def calibrate_noise(
         "event": repr(event_with(1.0)),
         "relation": relation.value,
     }
+    if beside:
+        question["beside"] = repr(tuple(beside))
     return cache.remember(_versions() | question, search, is_valid=is_valid)
 
 

@@ -1,4 +1,4 @@
-"""Composition of many steps: one Fourier transform of exponentially tilted masses.
+"""Composition of many steps: Fourier transforms of exponentially tilted masses.
 
 Delta is a tail of the composed loss, and a plain transform would drown it in rounding errors. The
 tilt moves the losses around epsilon to the middle of the distribution; masses are tilted back
@@ -13,11 +13,10 @@ import numpy as np
 import scipy
 
 from dpvim.privacy.accounting.pld import (
-    GridPLD,
+    GridComposition,
     epsilon_from_log_mgf,
     exponential_tilt,
     increasing_root,
-    weighted_mean,
 )
 
 # Mass that counts as infinite loss, and mass that wraps around, as parts of what makes up delta.
@@ -34,43 +33,34 @@ MANY_POINTS = 2**20
 _MAX_EXPONENT = 700
 
 
-def chernoff_window(
-    grid: GridPLD, num_steps: int, delta: float, epsilon: float
-) -> tuple[float, float]:
+def chernoff_window(grids: GridComposition, delta: float, epsilon: float) -> tuple[float, float]:
     """Bounds on the composed loss, outside of which there is next to nothing.
 
     Above there is little against delta. What else is outside comes in again at the other side, and
     is little against what makes up delta at `epsilon` under the tilt.
     """
-    log_mgf, _ = exponential_tilt(grid, grid.tilt)
-    log_share = math.log(delta) + grid.tilt * epsilon - num_steps * log_mgf
+    log_share = math.log(delta) + grids.tilt * epsilon - grids.log_mgf(grids.tilt)
     log_outside = math.log(_WRAPPED_MASS) + min(0.0, log_share)
-    low = _chernoff_bound(grid, num_steps, grid.tilt, log_outside, side=-1)
-    high = _chernoff_bound(grid, num_steps, grid.tilt, log_outside, side=1)
+    low = _chernoff_bound(grids, grids.tilt, log_outside, side=-1)
+    high = _chernoff_bound(grids, grids.tilt, log_outside, side=1)
     log_tail = math.log(TAIL_MASS * delta)
-    return low, max(high, _chernoff_bound(grid, num_steps, 0.0, log_tail, side=1))
+    return low, max(high, _chernoff_bound(grids, 0.0, log_tail, side=1))
 
 
-def _chernoff_bound(
-    grid: GridPLD, num_steps: int, tilt: float, log_outside: float, side: int
-) -> float:
+def _chernoff_bound(grids: GridComposition, tilt: float, log_outside: float, side: int) -> float:
     """A loss beyond which the composed loss has at most that mass under `tilt` (Chernoff)."""
-    log_mgf, _ = exponential_tilt(grid, tilt)
-
-    def exponent(further: float) -> tuple[float, float]:
-        other, weights = exponential_tilt(grid, tilt + side * further)
-        return num_steps * (other - log_mgf), num_steps * weighted_mean(weights, grid.loss)
+    log_mgf = grids.log_mgf(tilt)
 
     def log_mass_ratio(further: float) -> float:
-        log_ratio, mean = exponent(further)
-        return side * further * mean - log_ratio + log_outside
+        other, mean = grids.tilted(tilt + side * further)
+        return side * further * mean - (other - log_mgf) + log_outside
 
     further = increasing_root(log_mass_ratio)
-    return side * (exponent(further)[0] - log_outside) / further
+    return side * (grids.log_mgf(tilt + side * further) - log_mgf - log_outside) / further
 
 
 def composed_epsilon(
-    grid: GridPLD, num_steps: int, delta: float, window: tuple[float, float], *, floor: float
+    grids: GridComposition, delta: float, window: tuple[float, float], *, floor: float
 ) -> float | None:
     """The least epsilon, from `floor` on, at which the composed loss has at most `delta`.
 
@@ -78,27 +68,27 @@ def composed_epsilon(
     nothing because their exponents are too large.
     """
     low, high = window
-    rounding = num_steps * _ROUNDING
-    infinity_mass = -math.expm1(num_steps * math.log1p(-grid.infinity_mass))
-    budget = delta * (1 - rounding - TAIL_MASS) - infinity_mass
-    log_mgf, weights = exponential_tilt(grid, grid.tilt)
-    if epsilon_from_log_mgf(num_steps * log_mgf, grid.tilt, budget) + rounding <= floor:
+    tilt, width = grids.tilt, grids.width
+    rounding = grids.num_steps * _ROUNDING
+    budget = delta * (1 - rounding - TAIL_MASS) - grids.infinity_mass
+    log_mgf = grids.log_mgf(tilt)
+    if epsilon_from_log_mgf(log_mgf, tilt, budget) + rounding <= floor:
         return floor
 
-    low = max(low, (num_steps * log_mgf - _MAX_EXPONENT) / grid.tilt)
-    start = num_steps * grid.origin
-    first = math.floor((max(low, floor) - start) / grid.width)
-    last = math.ceil((high - start) / grid.width)
-    size = scipy.fft.next_fast_len(last - math.floor((low - start) / grid.width) + 1, real=True)
+    low = max(low, (log_mgf - _MAX_EXPONENT) / tilt)
+    start = grids.origin
+    first = math.floor((max(low, floor) - start) / width)
+    last = math.ceil((high - start) / width)
+    size = scipy.fft.next_fast_len(last - math.floor((low - start) / width) + 1, real=True)
 
     index = np.arange(first, last + 1)
-    loss = start + grid.width * index
-    mass, error = self_compose(grid.index, weights, num_steps, size)
-    untilt = np.exp(np.minimum(num_steps * log_mgf - grid.tilt * loss, _MAX_EXPONENT))
+    loss = start + width * index
+    mass, error = compose(grids, size)
+    untilt = np.exp(np.minimum(log_mgf - tilt * loss, _MAX_EXPONENT))
     mass = mass[index % size] * untilt
-    error *= _hockey_stick_norm(grid.tilt, grid.width)
+    error *= _hockey_stick_norm(tilt, width)
     # delta(loss) = E max(0, 1 - exp(loss - L)) = P(L > loss) - E [exp(loss - L), L > loss]
-    decay = math.exp(-grid.width)
+    decay = math.exp(-width)
     at_or_above = np.cumsum(mass[::-1])[::-1]
     discounted = scipy.signal.lfilter([1.0], [1.0, -decay], mass[::-1])[::-1]
     budgets = budget - error * untilt
@@ -113,16 +103,15 @@ def composed_epsilon(
     return max(floor, float(loss[above]) + step_back + rounding)
 
 
-def relative_rounding_error(grid: GridPLD, num_steps: int, delta: float, epsilon: float) -> float:
+def relative_rounding_error(grids: GridComposition, delta: float, epsilon: float) -> float:
     """The size of the rounding errors at `epsilon`, roughly, as a part of delta.
 
     A smaller transform, in which masses lie on top of each other, has about the same errors.
     """
-    log_mgf, weights = exponential_tilt(grid, grid.tilt)
-    _, error = self_compose(grid.index, weights, num_steps, MANY_POINTS // 4)
-    exponent = num_steps * log_mgf - grid.tilt * epsilon - math.log(delta)
+    _, error = compose(grids, MANY_POINTS // 4)
+    exponent = grids.log_mgf(grids.tilt) - grids.tilt * epsilon - math.log(delta)
     untilt = math.exp(min(exponent, _MAX_EXPONENT))
-    return error * _hockey_stick_norm(grid.tilt, grid.width) * untilt
+    return error * _hockey_stick_norm(grids.tilt, grids.width) * untilt
 
 
 def _hockey_stick_norm(tilt: float, width: float) -> float:
@@ -130,6 +119,28 @@ def _hockey_stick_norm(tilt: float, width: float) -> float:
     ratio = math.exp(-2 * tilt * width)
     rest = -math.expm1(-2 * tilt * width)
     return math.sqrt(min(1 / rest, width**2 * ratio * (1 + ratio) / rest**3))
+
+
+def compose(grids: GridComposition, size: int) -> tuple[np.ndarray, float]:
+    """Tilted masses of the sum of all steps' indices modulo `size`; a bound on the error's norm.
+
+    Kinds of steps are composed each with itself, then with each other. A convolution
+    carries the error of each factor, times what the masses of the other sum to: one, but for its
+    own error. Each of the three transforms is off by a small part of the norm of what it is given.
+    """
+    mass, error = np.empty(0), 0.0
+    for number, (step, count) in enumerate(grids.parts):
+        _, weights = exponential_tilt(step, grids.tilt)
+        own_mass, own_error = self_compose(step.index, weights, count, size)
+        if number == 0:
+            mass, error = own_mass, own_error
+            continue
+        total = max(1.0, float(mass.sum()), float(own_mass.sum()))
+        norms = _norm(mass) + _norm(own_mass)
+        product = scipy.fft.rfft(mass) * scipy.fft.rfft(own_mass)
+        mass = np.maximum(scipy.fft.irfft(product, size), 0)
+        error = total * (error + own_error + _ROUNDING * norms) + _ROUNDING * _norm(mass)
+    return mass, error
 
 
 def self_compose(
@@ -145,7 +156,7 @@ def self_compose(
     rest = np.bincount((index - middle) % size, weights=weights, minlength=size)
     atom, rest[0] = rest[0], 0.0
     spectrum = scipy.fft.rfft(rest)
-    norm = math.sqrt(np.sum(rest**2))
+    norm = _norm(rest)
     log_all_atom = num_steps * math.log(atom)
     if atom > 0.6 and log_all_atom > -30:
         part = spectrum / atom
@@ -164,3 +175,7 @@ def self_compose(
         norm *= math.sqrt(np.sum(np.abs(spectrum[loud]) ** (2 * num_steps - 2)) / len(spectrum))
     mass = np.roll(np.maximum(mass, 0), num_steps * middle % size)
     return mass, num_steps * _ROUNDING * norm
+
+
+def _norm(values: np.ndarray) -> float:
+    return math.sqrt(np.sum(values**2))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import scipy
@@ -58,7 +60,9 @@ def truncation_prob(*, sampling_prob: float, num_examples: int, max_batch_size: 
     return sampling_prob * float(others)
 
 
-def delta_without_truncation(step: dp_accounting.DpEvent, num_steps: int, delta: float) -> float:
+def delta_without_truncation(
+    events: Iterable[dp_accounting.SelfComposedDpEvent], delta: float
+) -> float:
     """The rest of `delta`, for steps that are not truncated.
 
     Raises:
@@ -66,16 +70,43 @@ def delta_without_truncation(step: dp_accounting.DpEvent, num_steps: int, delta:
     """
     import dp_accounting
 
-    if not isinstance(step, dp_accounting.TruncatedSubsampledGaussianDpEvent):
-        return delta
-    spent = num_steps * truncation_prob(
-        sampling_prob=step.sampling_probability,
-        num_examples=step.dataset_size,
-        max_batch_size=step.truncated_batch_size,
-    )
+    spent = 0.0
+    for event in events:
+        step = event.event
+        if isinstance(step, dp_accounting.TruncatedSubsampledGaussianDpEvent):
+            spent += event.count * truncation_prob(
+                sampling_prob=step.sampling_probability,
+                num_examples=step.dataset_size,
+                max_batch_size=step.truncated_batch_size,
+            )
     if spent >= delta:
         raise ValueError(
             f"delta: expected more than {spent:.3g}, the probability that a record is in a batch "
             f"that is cut to size, got {delta:g}. Choose a larger delta or fewer steps."
         )
     return delta - spent
+
+
+def kinds_of_steps(
+    events: Iterable[dp_accounting.SelfComposedDpEvent],
+) -> dict[dp_accounting.DpEvent, int]:
+    """The steps of all events, those that are alike together, without the caps of their batches.
+
+    Any number of Gaussians is one Gaussian: their precisions add.
+    """
+    import dp_accounting
+
+    kinds: dict[dp_accounting.DpEvent, int] = {}
+    precision = 0.0
+    for event in events:
+        step = event.event
+        if isinstance(step, dp_accounting.GaussianDpEvent):
+            precision += event.count / step.noise_multiplier**2
+            continue
+        if isinstance(step, dp_accounting.TruncatedSubsampledGaussianDpEvent):
+            noise = dp_accounting.GaussianDpEvent(step.noise_multiplier)
+            step = dp_accounting.PoissonSampledDpEvent(step.sampling_probability, noise)
+        kinds[step] = kinds.get(step, 0) + event.count
+    if precision:
+        kinds[dp_accounting.GaussianDpEvent(1 / math.sqrt(precision))] = 1
+    return kinds

@@ -3,7 +3,8 @@ r"""Privacy loss distributions of one step: dominating pairs, bins, and grids th
 A `DominatingPair` has a density of its privacy loss; `bin_privacy_loss` integrates it over narrow
 bins, and `discretize` puts these on an evenly spaced grid by connect-the-dots. The exponential
 tilt, the weights ``mass * exp(tilt * loss)``, is what both are looked at through:
-``log_mgf = log E exp(tilt * L)`` is Renyi's divergence but for a factor.
+``log_mgf = log E exp(tilt * L)`` is Renyi's divergence but for a factor. A `Composition` is the sum
+of the losses of steps that need not be alike.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import scipy
@@ -63,10 +64,8 @@ def dominating_pairs(step: dp_accounting.DpEvent, relation: Relation) -> list[Do
 
     if isinstance(step, dp_accounting.GaussianDpEvent):
         prob, noise = 1.0, step.noise_multiplier
-    elif isinstance(step, dp_accounting.PoissonSampledDpEvent):
-        prob, noise = step.sampling_probability, step.event.noise_multiplier
     else:
-        prob, noise = step.sampling_probability, step.noise_multiplier
+        prob, noise = step.sampling_probability, step.event.noise_multiplier
     sides = [(prob, prob)] if relation is Relation.REPLACE_ONE else [(prob, 0.0), (0.0, prob)]
     return [DominatingPair(prob_p, prob_q, 1 / noise) for prob_p, prob_q in sides]
 
@@ -114,14 +113,13 @@ def _normal_mass(x: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class GridPLD:
-    """One step's loss on the points ``origin + index * width``, and the tilt it is meant for."""
+    """One step's loss on the points ``origin + index * width``."""
 
     origin: float
     width: float
     index: np.ndarray
     mass: np.ndarray
     infinity_mass: float
-    tilt: float
 
     @property
     def loss(self) -> np.ndarray:
@@ -142,26 +140,94 @@ def discretize(step: BinnedPLD, tilt: float, width: float) -> GridPLD:
     mass = np.concatenate([step.mass * (1 - up), step.mass * up])
     index, place = np.unique(np.concatenate([below, above]), return_inverse=True)
     mass = np.bincount(place, weights=mass)
-    return GridPLD(origin, width, index.astype(np.int64), mass, step.infinity_mass, tilt)
+    return GridPLD(origin, width, index.astype(np.int64), mass, step.infinity_mass)
+
+
+Step = TypeVar("Step", BinnedPLD, GridPLD)
+
+
+@dataclasses.dataclass(frozen=True)
+class Composition(Generic[Step]):
+    """The sum of the losses of steps of several kinds, each kind so many times.
+
+    Attributes:
+        parts: The kinds, and how often there is a step of each.
+    """
+
+    parts: tuple[tuple[Step, int], ...]
+
+    @property
+    def num_steps(self) -> int:
+        return sum(count for _, count in self.parts)
+
+    def log_mgf(self, tilt: float) -> float:
+        """log E exp(tilt * loss): those of the steps add."""
+        return self.tilted(tilt)[0]
+
+    def tilted(self, tilt: float) -> tuple[float, float]:
+        """log E exp(tilt * loss), and the mean loss under that tilt."""
+        total = mean = 0.0
+        for step, count in self.parts:
+            log_mgf, weights = exponential_tilt(step, tilt)
+            total += count * log_mgf
+            mean += count * weighted_mean(weights, step.loss)
+        return total, mean
+
+    def spread(self, tilt: float) -> float:
+        """The standard deviation of the loss under a tilt."""
+        variance = 0.0
+        for step, count in self.parts:
+            _, weights = exponential_tilt(step, tilt)
+            mean = weighted_mean(weights, step.loss)
+            variance += count * weighted_mean(weights, (step.loss - mean) ** 2)
+        return math.sqrt(variance)
+
+
+@dataclasses.dataclass(frozen=True)
+class GridComposition(Composition[GridPLD]):
+    """The sum of losses on grids of one width.
+
+    Attributes:
+        tilt: The tilt that the grids are meant for.
+    """
+
+    tilt: float
+
+    @property
+    def width(self) -> float:
+        return self.parts[0][0].width
+
+    @property
+    def origin(self) -> float:
+        return sum(count * step.origin for step, count in self.parts)
+
+    @property
+    def infinity_mass(self) -> float:
+        """The probability that any step's loss is infinite."""
+        logs = (count * math.log1p(-step.infinity_mass) for step, count in self.parts)
+        return -math.expm1(sum(logs))
+
+
+def discretize_all(steps: Composition[BinnedPLD], tilt: float, width: float) -> GridComposition:
+    """All steps on grids of one width, so that their sum is on one, too."""
+    parts = tuple((discretize(step, tilt, width), count) for step, count in steps.parts)
+    return GridComposition(parts, tilt)
 
 
 def grid_width_for(
-    step: BinnedPLD, num_steps: int, tilt: float, epsilon: float, excess: float
+    steps: Composition[BinnedPLD], tilt: float, epsilon: float, excess: float
 ) -> float:
     """The width of a grid that can be expected to add `excess` to `epsilon`.
 
     log E exp(tilt * L) is too small for the bins and too large for the grid. The difference,
     divided by the tilt, is what the grid adds to epsilon if many small losses make up the sum.
     """
-    log_mgf, weights = exponential_tilt(step, tilt)
-    mean = weighted_mean(weights, step.loss)
-    spread = math.sqrt(num_steps * weighted_mean(weights, (step.loss - mean) ** 2))
+    log_mgf = steps.log_mgf(tilt)
     # No step's loss is raised by more than twice the width, so that this width is always enough.
-    finest = 0.5 * excess / num_steps
-    width = max(min(0.5 * spread, epsilon / 16), finest)
+    finest = 0.5 * excess / steps.num_steps
+    width = max(min(0.5 * steps.spread(tilt), epsilon / 16), finest)
     while width > finest:
-        grid = discretize(step, tilt, width)
-        added = num_steps * (exponential_tilt(grid, tilt)[0] - log_mgf) / tilt
+        added = (discretize_all(steps, tilt, width).log_mgf(tilt) - log_mgf) / tilt
         if added <= excess:
             break
         # What is added falls with the square of the width, later if not at first.
@@ -185,27 +251,20 @@ def weighted_mean(weights: np.ndarray, values: np.ndarray) -> float:
     return float(np.sum(weights * values))
 
 
-def saddlepoint_tilt(step: BinnedPLD, num_steps: int, loss: float) -> float:
+def saddlepoint_tilt(steps: Composition[BinnedPLD], loss: float) -> float:
     """The tilt under which the composed loss has its mean at `loss`."""
-
-    def mean_excess(tilt: float) -> float:
-        _, weights = exponential_tilt(step, tilt)
-        return num_steps * weighted_mean(weights, step.loss) - loss
-
-    return increasing_root(mean_excess)
+    return increasing_root(lambda tilt: steps.tilted(tilt)[1] - loss)
 
 
-def renyi_epsilon(step: BinnedPLD, num_steps: int, delta: float) -> float:
+def renyi_epsilon(steps: Composition[BinnedPLD], delta: float) -> float:
     """The best bound on epsilon by Renyi divergences, were the bins all there is."""
 
     def log_delta_ratio(tilt: float) -> float:
-        log_mgf, weights = exponential_tilt(step, tilt)
-        gain = tilt * weighted_mean(weights, step.loss) - log_mgf
-        return num_steps * gain + math.log1p(tilt) + math.log(delta)
+        log_mgf, mean = steps.tilted(tilt)
+        return tilt * mean - log_mgf + math.log1p(tilt) + math.log(delta)
 
     tilt = increasing_root(log_delta_ratio)
-    log_mgf, _ = exponential_tilt(step, tilt)
-    return epsilon_from_log_mgf(num_steps * log_mgf, tilt, delta)
+    return epsilon_from_log_mgf(steps.log_mgf(tilt), tilt, delta)
 
 
 def epsilon_from_log_mgf(log_mgf: float, tilt: float, delta: float) -> float:
