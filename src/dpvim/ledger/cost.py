@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dpvim.privacy import accounting
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.privacy.statement import round_up
 from dpvim.types import Relation
-
-if TYPE_CHECKING:
-    import dp_accounting
 
 # Offers are found to this part of themselves, on the safe side.
 _PRECISION = 0.005
@@ -40,31 +36,13 @@ class Budget(NamedTuple):
 
 def total_epsilon(plans: Sequence[PrivacyPlan], *, delta: float, relation: Relation) -> float:
     """Epsilon of all plans together at `delta`: an upper bound by the accountant, not a sum."""
-    events = _events(plans)
-    if not events:
+    if not plans:
         return 0.0
+    events = [plan.dp_event for plan in plans]
     try:
-        return accounting.epsilon_of(
-            events[0] if len(events) == 1 else events, delta=delta, relation=relation
-        )
+        return accounting.epsilon_of(events, delta=delta, relation=relation)
     except ValueError:  # batches that are cut to size use up delta by themselves
         return math.inf
-
-
-def _events(plans: Sequence[PrivacyPlan]) -> list[dp_accounting.SelfComposedDpEvent]:
-    """The events of plans; those with the same step as one."""
-    import dp_accounting
-
-    counts: dict[dp_accounting.DpEvent, int] = {}
-    for plan in plans:
-        step = _step_of(plan.with_steps(1))
-        counts[step] = counts.get(step, 0) + plan.num_steps
-    return [dp_accounting.SelfComposedDpEvent(step, count) for step, count in counts.items()]
-
-
-@functools.lru_cache(maxsize=1024)
-def _step_of(plan: PrivacyPlan) -> dp_accounting.DpEvent:
-    return plan.dp_event.event
 
 
 def one_release(budget: Budget, noise: float) -> PrivacyPlan:

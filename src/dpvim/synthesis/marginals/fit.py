@@ -281,8 +281,8 @@ def _paid_release(
     mechanism: CountMechanism, wanted: Design, account: Account | None, *, seeded: bool
 ) -> Releases:
     """`release`, booked before; a release that looked at the table in any round is paid for."""
-    tally, settings = Tally(), {"data": None, "seeded": seeded, "mechanism": COUNTS}
-    with paid(account, [Job(mechanism.plan)], [tally], **settings):
+    tally, job = Tally(), Job(mechanism.plan)
+    with paid(account, [job], [tally], data=None, seeded=seeded, mechanism=COUNTS):
         try:
             return release(mechanism, wanted)
         finally:
