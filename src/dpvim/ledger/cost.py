@@ -108,7 +108,7 @@ def offers(budget: Budget, spent: Sequence[PrivacyPlan], plan: PrivacyPlan, delt
         # Rounded down: asked for, it must be granted.
         epsilon = math.floor(weaker.epsilon(delta) * 1e4) / 1e4
         found.append(
-            f"{steps_word} with noise multiplier {noise:.4g} instead of "
+            f"{steps_word} with noise multiplier {round_up(noise)} instead of "
             f"{plan.noise_multiplier:.4g}, which is epsilon = {epsilon:.4g} at delta = {delta:g}"
         )
     if not found:
