@@ -133,7 +133,11 @@ def test_another_table_is_refused_unless_it_is_bound(call, tmp_path, patients):
 
 def test_a_twin_beyond_the_budget_is_refused(call, tmp_path):
     arguments = ["patients.csv", "--schema", "patients.toml", "--epsilon", 3, "--delta", 1e-4]
-    for more in ([], ["--dry-run"], ["--engine", "dpvi", "--dry-run"]):
+    for more in (
+        [],
+        ["--dry-run"],
+        ["--engine", "dpvi", "--steps", 20, "--components", 2, "--dry-run"],
+    ):
         refused = call("synth", *arguments, "--ledger", "a.ledger", "-o", "twin", *more)
         assert refused.exit_code == 2
         assert "Nothing was released" in refused.stderr

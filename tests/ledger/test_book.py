@@ -146,7 +146,7 @@ def test_what_has_no_guarantee_has_no_price(tmp_path):
 
 def test_a_ledger_for_persons_takes_plans_for_persons(tmp_path):
     ledger = make_ledger(tmp_path, unit="person")
-    with pytest.raises(ValueError, match="unit of privacy is a person.*got one for a record"):
+    with pytest.raises(ValueError, match=r"unit of privacy is a person.*got one for a record"):
         ledger.book(plan_of(), purpose="a look")
 
 
@@ -183,7 +183,7 @@ def test_the_first_data_are_the_ledgers_and_others_are_refused(tmp_path):
     ledger.book(plan_of(), purpose="first", data=ROWS)
     ledger.book(plan_of(), purpose="again", data=ROWS.astype(np.float32))
     before = lines_of(ledger)
-    with pytest.raises(LedgerError, match="another fingerprint.*ledger.bind"):
+    with pytest.raises(LedgerError, match=r"another fingerprint.*ledger.bind"):
         ledger.book(plan_of(), purpose="others", data=ROWS + 1)
     assert lines_of(ledger) == before
     ledger.bind(ROWS[:3], "the first half")
@@ -206,7 +206,7 @@ def test_a_lost_key_is_named_and_data_can_be_bound_anew(tmp_path):
     ledger = make_ledger(tmp_path, data=ROWS)
     key = tmp_path / "people.ledger.key"
     key.unlink()
-    with pytest.raises(LedgerError, match="people.ledger.key: expected the key.*there is none"):
+    with pytest.raises(LedgerError, match=r"people.ledger.key: expected the key.*there is none"):
         ledger.book(plan_of(), purpose="a look", data=ROWS)
     ledger.bind(ROWS, "the key was lost")
     ledger.book(plan_of(), purpose="a look", data=ROWS)

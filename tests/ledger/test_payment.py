@@ -8,6 +8,7 @@ from conftest import linear_model
 from ledgers import DELTA, lines_of, make_ledger
 
 import dpvim
+from dpvim.experiments import running
 from dpvim.inference import loop, monitor
 from dpvim.ledger.book import Job
 from dpvim.ledger.payment import Account, Tally, paid
@@ -68,7 +69,7 @@ def test_a_fit_beyond_the_budget_takes_no_step(ledger, monkeypatch):
 
 def test_wrong_input_is_refused_before_it_is_booked(ledger):
     for change in ({"variant": "none"}, {"init_params": {"none": 1.0}}, {"num_examples": 3}):
-        with pytest.raises(ValueError, match="none|num_examples"):
+        with pytest.raises(ValueError, match=r"none|num_examples"):
             fit(ledger, **change)
     assert len(lines_of(ledger)) == 1
 
@@ -191,10 +192,22 @@ def test_a_killed_process_leaves_the_whole_booking(ledger):
     plan = dpvim.PrivacyPlan(
         num_examples=9, sampling_prob=1.0, num_steps=9, clip_norm=1.0, noise_multiplier=60.0
     )
-    running = paid(account, [Job(plan)], [Tally()], data=None)
-    running.__enter__()
+    under_way = paid(account, [Job(plan)], [Tally()], data=None)
+    under_way.__enter__()
     assert ledger.releases[0].steps == 9
     assert ledger.releases[0].state == "open"
+
+
+def test_fits_of_experiments_are_booked_with_their_seeds_and_marked(ledger):
+    shared = {name: QUICK[name] for name in ("num_steps", "clip_norm", "learning_rate", "delta")}
+    each = [{"seed": 0, "noise_multiplier": 60.0}]
+    marked = dpvim.Ledger(ledger.path, allow_seeds=True)
+    with running.quiet(), running.booked_in(marked, "reproduce it"):
+        running.fits(linear_model, X, Y, each=each, **shared)
+    running.fits(linear_model, X, Y, each=each, **shared)  # the block is over
+    (release,) = ledger.releases
+    assert release.booked.seeded
+    assert (release.booked.purpose, release.state) == ("reproduce it", "done")
 
 
 # -- twins ----------------------------------------------------------------------------------------
@@ -223,9 +236,7 @@ def test_a_twin_from_counts_is_booked_before_it_is_made(ledger, patients, schema
     assert seen == [["open"]]
 
 
-def test_a_twin_that_did_not_look_at_the_table_costs_nothing(
-    ledger, patients, schema, monkeypatch
-):
+def test_a_twin_that_did_not_look_at_the_table_costs_nothing(ledger, patients, schema, monkeypatch):
     def refused(*arguments, **settings):
         raise ValueError("weight")
 

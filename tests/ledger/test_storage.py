@@ -52,7 +52,7 @@ def test_a_line_that_a_crash_cut_short_counts_for_nothing_and_stays(tmp_path, mo
     # The note is about that very line.
     lines[5] = b"{" + lines[5][1:-1] + b" \n"
     ledger.path.write_bytes(b"".join(lines))
-    assert [problem.line for problem in ledger.check()][0] == 6
+    assert ledger.check()[0].line == 6
 
 
 @pytest.mark.parametrize("operation", ["fsync", "replace"])
@@ -71,11 +71,20 @@ def test_a_booking_that_was_written_but_did_not_return_is_counted(tmp_path, monk
 
 def test_the_line_is_on_the_disk_before_the_booking_returns(tmp_path, monkeypatch):
     ledger = make_ledger(tmp_path)
+    head = storage.head_path(ledger.path)
+    length, inode = len(lines_of(ledger)), ledger.path.stat().st_ino
     synced = []
-    really = os.fsync
-    monkeypatch.setattr(storage.os, "fsync", lambda handle: synced.append(really(handle)))
+
+    def sync(handle):
+        known = json.loads(head.read_text())["entries"]
+        synced.append((os.fstat(handle).st_ino == inode, len(lines_of(ledger)), known))
+
+    monkeypatch.setattr(storage.os, "fsync", sync)
     ledger.book(plan_of(), purpose="a look")
-    assert len(synced) >= 2  # the ledger, then its head
+    # First the ledger with its new line; the head and its folder come after it.
+    assert synced[0] == (True, length + 1, length)
+    assert len(synced) == 3
+    assert synced[-1] == (False, length + 1, length + 1)
 
 
 def test_a_ledger_that_is_not_there_and_a_name_that_is_taken(tmp_path):
@@ -98,7 +107,7 @@ def test_a_ledger_that_cannot_be_written_to_books_nothing(tmp_path, monkeypatch)
         return really(path, flags, *mode)
 
     monkeypatch.setattr(storage.os, "open", read_only)
-    with pytest.raises(OSError, match="Read-only file system.*Nothing was released"):
+    with pytest.raises(OSError, match=r"Read-only file system.*Nothing was released"):
         ledger.book(plan_of(), purpose="a look")
     assert len(ledger.releases) == 3  # it can be read
 
@@ -133,7 +142,7 @@ def test_processes_cannot_spend_the_same_budget(tmp_path, monkeypatch):
     ]
     for worker in workers:
         worker.start()
-    granted = [results.get(timeout=120) for _ in workers]
+    granted = [results.get(timeout=60) for _ in workers]
     for worker in workers:
         worker.join(timeout=30)
     assert sum(granted) == most

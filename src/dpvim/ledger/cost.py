@@ -13,7 +13,7 @@ from dpvim.privacy.statement import round_up
 from dpvim.types import Relation
 
 # Offers are found to this part of themselves, on the safe side.
-_PRECISION = 0.005
+_PRECISION = 0.01
 # Noise beyond so many times what the whole budget asks for by itself is as good as no release.
 _MOST_NOISE = 2.0**14
 

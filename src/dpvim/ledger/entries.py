@@ -7,6 +7,7 @@ import datetime
 import json
 from typing import Any, TypeAlias
 
+from dpvim import _validate
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.types import Relation
 
@@ -134,7 +135,9 @@ def from_fields(fields: dict[str, Any]) -> Entry:
             )
         Relation(entry.relation)
     if isinstance(entry, Booked):
-        entry.price()  # a plan that is none is an error here
+        # What is counted must be a price: a plan with steps and noise, carried out at least once.
+        PrivacyPlan(**entry.plan).noise_stddev  # noqa: B018
+        _validate.positive_int("runs", entry.runs)
     return entry
 
 

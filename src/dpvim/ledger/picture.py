@@ -20,7 +20,7 @@ _LONGEST_NAME = 36
 
 
 def draw(ledger: Ledger) -> Figure:
-    """A row for each release: its own epsilon as a bar, the total after it as a step.
+    """A row for each release: its own epsilon as a bar, the total after it as a point.
 
     Releases that were booked and not made have no bar. The total is computed anew; each one's own
     epsilon is at its own delta.
@@ -32,7 +32,7 @@ def draw(ledger: Ledger) -> Figure:
     totals = running_totals(ledger.budget, releases)
     rows = list(range(len(releases)))
     if releases:
-        ax.step(totals, rows, where="mid", color=_TOTAL, marker="o", markersize=4)
+        ax.plot(totals, rows, color=_TOTAL, marker="o", markersize=4)
     ax.axvline(ledger.epsilon, color=_BUDGET, linestyle="--", linewidth=2)
     spent = totals[-1] if totals else 0.0
     ax.set_title(
@@ -42,15 +42,14 @@ def draw(ledger: Ledger) -> Figure:
     ax.set_xlabel("epsilon")
     ax.set_xlim(0, 1.05 * max([ledger.epsilon, spent, *(each.epsilon for each in releases)]))
     ax.set_ylim(len(releases) - 0.5 if releases else 0.5, -0.5)
-    ax.legend(
+    figure.legend(
         handles=[
             Patch(color=_OWN, label="a release by itself"),
             Patch(facecolor=_OPEN, hatch="//", label="open: under way, or killed"),
             Line2D([], [], color=_TOTAL, marker="o", label="all until then, composed"),
             Line2D([], [], color=_BUDGET, linestyle="--", label="budget"),
         ],
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.28 * 3.0 / height),
+        loc="outside lower center",
         ncols=4,
         frameon=False,
         fontsize=8,
