@@ -9,7 +9,7 @@ from ledgers import DELTA, lines_of, make_ledger
 
 import dpvim
 from dpvim.experiments import running
-from dpvim.inference import loop, monitor
+from dpvim.inference import loop
 from dpvim.ledger.book import Job
 from dpvim.ledger.payment import Account, Tally, paid
 from dpvim.synthesis.marginals import fit as marginals
@@ -151,14 +151,13 @@ def test_an_error_in_a_run_costs_the_steps_that_were_begun(ledger, monkeypatch, 
 
 
 def test_a_chunk_that_fails_on_its_way_is_paid_for(ledger, monkeypatch):
-    really = monitor.ProgressBar.advance
+    """It may have seen the data, and its error may have told of them."""
 
-    def failing(bar, steps):  # the first thing that is told of a chunk after it ran
-        really(bar, steps)
+    def failing(running):
         raise MemoryError
 
     monkeypatch.setattr(loop, "_LONGEST_CHUNK", 10)
-    monkeypatch.setattr(monitor.ProgressBar, "advance", failing)
+    monkeypatch.setattr(loop.jax, "block_until_ready", failing)
     with pytest.raises(MemoryError):
         fit(ledger)
     assert ledger.releases[0].steps == 10
