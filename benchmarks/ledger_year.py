@@ -17,8 +17,8 @@ import pandas as pd
 
 import dpvim
 from dpvim.ledger import picture
+from dpvim.privacy.counts import counts_plan
 from dpvim.privacy.statement import COUNTS, GRADIENTS
-from dpvim.synthesis.marginals.fit import counts_plan
 
 matplotlib.use("Agg")
 

@@ -33,12 +33,11 @@ import optax
 import pandas as pd
 
 from dpvim.experiments import population
-from dpvim.privacy.counts import Cells, CountMechanism, Marginal
+from dpvim.privacy.counts import Cells, CountMechanism, Marginal, counts_plan
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.synthesis.encoding import encode
 from dpvim.synthesis.fitting import resolve_delta
 from dpvim.synthesis.marginals import traits
-from dpvim.synthesis.marginals.fit import counts_plan
 from dpvim.synthesis.marginals.mixture import Mixture
 from dpvim.synthesis.marginals.pair_counts import PairCounts, gather
 

@@ -21,7 +21,7 @@ LAYERS = [
     {"bridge"},
     {"posterior", "models"},
     {"serialization", "plots", "ledger"},
-    {"options", "prepared", "strategy", "svi", "result", "fitting"},
+    {"options", "prepared", "strategy", "svi", "result", "fitting", "checking", "tuning"},
     {"synthesis"},
     {"experiments", "audit"},
     {"cli", "__main__"},

@@ -28,6 +28,7 @@ from dpvim.types import (
 
 if TYPE_CHECKING:
     from dpvim import audit
+    from dpvim.checking import held_out, predictive_check
     from dpvim.ledger.book import Ledger
     from dpvim.ledger.entries import LedgerError
     from dpvim.synthesis.analysis.pooling import analyze
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from dpvim.synthesis.schema import Schema
     from dpvim.synthesis.tables import read_table
     from dpvim.synthesis.twin import Twin
+    from dpvim.tuning import plan_tuning, tune
 
 __version__ = "0.1.0.dev0"
 
@@ -70,11 +72,15 @@ __all__ = [
     "fit",
     "fit_many",
     "fit_nonprivate",
+    "held_out",
     "load",
     "plan",
+    "plan_tuning",
+    "predictive_check",
     "public",
     "read_table",
     "synthesize",
+    "tune",
 ]
 
 
@@ -87,8 +93,12 @@ _LATER = {
     "TwinModel": "synthesis.fitting",
     "analyze": "synthesis.analysis.pooling",
     "combine": "synthesis.analysis.rubin",
+    "held_out": "checking",
+    "plan_tuning": "tuning",
+    "predictive_check": "checking",
     "read_table": "synthesis.tables",
     "synthesize": "synthesis.fitting",
+    "tune": "tuning",
 }
 
 

@@ -212,6 +212,7 @@ def privacy_to_json(privacy: PrivacyStatement | NoPrivacy) -> dict[str, Any] | N
         "released": privacy.released,
         "for_testing": privacy.for_testing,
         "mechanism": privacy.mechanism,
+        "chosen_at": privacy.chosen_at,
     }
 
 

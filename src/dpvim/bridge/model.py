@@ -47,6 +47,8 @@ class BridgedModel(NamedTuple):
         several_modes: True if the model declares that its posterior has several modes, by an
             attribute of that name.
         is_mixture: True if an observed site is a mixture of distributions.
+        observed_names: Observed sites that have a distribution to draw from.
+        replicate: ``(latent, record, key) ->`` values of these sites, and replicates of them.
     """
 
     space: LatentSpace
@@ -57,6 +59,8 @@ class BridgedModel(NamedTuple):
     draw_prior: Callable[[Array], Latent]
     several_modes: bool
     is_mixture: bool
+    observed_names: list[str]
+    replicate: Callable[[Latent, Record, Array], tuple[dict[str, Array], dict[str, Array]]]
 
 
 @single_precision
@@ -81,6 +85,14 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
     def draw_prior(key: Array) -> Latent:
         sites = runner.prior_draw(one_row, key)
         return space.unconstrain({site.name: sites[site.name]["value"] for site in space.sites})
+
+    drawable = [name for name in observed.likelihood if declared[name].kind != _FACTOR]
+
+    def replicate(
+        latent: Latent, record: Record, key: Array
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        row = jax.tree.map(lambda leaf: leaf[None], record)
+        return runner.replicates(space.constrain(latent), drawable, row, key)
 
     problem = Problem(
         space.dim,
@@ -107,6 +119,8 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
         draw_prior,
         several_modes,
         any(declared[name].is_mixture for name in observed.likelihood),
+        drawable,
+        replicate,
     )
 
 

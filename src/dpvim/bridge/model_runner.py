@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -92,6 +93,21 @@ class ModelRunner:
             for name, site in sites.items()
             if site["type"] == "sample"
         }
+
+    def replicates(
+        self, values: dict[str, Array], names: Sequence[str], data: Record, key: Array
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Values of observed sites, and others drawn from their distributions in their place.
+
+        A site whose distribution depends on what was observed at others is drawn given that.
+        """
+        model = handlers.seed(handlers.substitute(self._model, data=values), rng_seed=0)
+        sites = self._trace(model, data, _RowPlates(1))
+        keys = jax.random.split(key, len(names))
+        drawn = {
+            name: sites[name]["fn"].sample(each) for name, each in zip(names, keys, strict=True)
+        }
+        return {name: sites[name]["value"] for name in names}, drawn
 
     def _trace(self, model: Model, data: Record, plates: _RowPlates) -> dict[str, Any]:
         with numpyro_lock, numpyro.validation_enabled(False), handlers.trace() as sites, plates:

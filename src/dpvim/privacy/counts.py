@@ -44,6 +44,17 @@ LARGEST_STDDEV = 2.0**25
 _ROUNDING_VARIANCE = 1 / 12
 
 
+def counts_plan(*, num_examples: int, relation: Any) -> PrivacyPlan:
+    """The plan of a release of counts, not yet calibrated: one step, a record's norm is one."""
+    return PrivacyPlan(
+        num_examples=num_examples,
+        sampling_prob=1.0,
+        num_steps=1,
+        clip_norm=1.0,
+        relation=relation,
+    )
+
+
 class Marginal(NamedTuple):
     """Columns that are counted together, and the weight of a record in it, up to a factor."""
 

@@ -27,6 +27,10 @@ _STOPPED = (
     "The run was stopped before its last step for a reason that has nothing to do with what it "
     "had released."
 )
+_CHOSEN = (
+    "This is the best of several trials: the guarantee is that of all of them and the choice. Of "
+    "the others nothing leaves the computation but what their plan says."
+)
 _SEEDED = (
     "FOR TESTING ONLY: batches and noise came from a given seed; whoever knows it can "
     "take the noise away. There is no privacy guarantee."
@@ -48,6 +52,7 @@ class PrivacyStatement:
     for_testing: bool
     epsilon: float
     mechanism: str = GRADIENTS
+    chosen_at: float | None = None
 
     @property
     def private(self) -> bool:
@@ -89,23 +94,30 @@ class PrivacyStatement:
         released: str,
         for_testing: bool,
         mechanism: str = GRADIENTS,
+        chosen_at: float | None = None,
     ) -> PrivacyStatement:
         """The statement of `steps_done` steps of `plan`: fewer, or more in several runs, than one
-        run of it has."""
+        run of it has.
+
+        A result that was chosen among several has the cost of all of them, `chosen_at`.
+        """
+        alone = plan.with_steps(steps_done).epsilon(delta) if steps_done else 0.0
         return cls(
             plan=plan,
             delta=delta,
             steps_done=steps_done,
             released=released,
             for_testing=for_testing,
-            epsilon=plan.with_steps(steps_done).epsilon(delta) if steps_done else 0.0,
+            epsilon=max(alone, chosen_at or 0.0),
             mechanism=mechanism,
+            chosen_at=chosen_at,
         )
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         stopped = self.steps_done < self.plan.num_steps
-        return (_SEEDED,) * self.for_testing + _ASSUMPTIONS + (_STOPPED,) * stopped
+        chosen = (_CHOSEN,) * (self.chosen_at is not None)
+        return (_SEEDED,) * self.for_testing + _ASSUMPTIONS + chosen + (_STOPPED,) * stopped
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, ready for json."""
@@ -130,6 +142,7 @@ class PrivacyStatement:
             "released": self.released,
             "assumptions": list(self.assumptions),
             "for_testing": self.for_testing,
+            "chosen_at": self.chosen_at,
         }
 
     def __str__(self) -> str:

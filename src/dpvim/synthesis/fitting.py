@@ -18,9 +18,10 @@ from dpvim.fitting import fit as fit_model
 from dpvim.ledger.book import Ledger
 from dpvim.ledger.payment import Account
 from dpvim.options import Budget, FitOptions
+from dpvim.privacy.counts import counts_plan
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.synthesis.encoding import encode
-from dpvim.synthesis.marginals.fit import counts_plan, fit_marginals
+from dpvim.synthesis.marginals.fit import fit_marginals
 from dpvim.synthesis.marginals.release import design, noise_of_pairs
 from dpvim.synthesis.model import DEFAULT_NUMBERS, build_model
 from dpvim.synthesis.schema import Schema

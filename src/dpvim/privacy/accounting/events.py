@@ -60,6 +60,22 @@ def truncation_prob(*, sampling_prob: float, num_examples: int, max_batch_size: 
     return sampling_prob * float(others)
 
 
+def lost_to_truncation(events: Iterable[dp_accounting.SelfComposedDpEvent]) -> float:
+    """The part of delta that the caps of all batches cost."""
+    import dp_accounting
+
+    lost = 0.0
+    for event in events:
+        step = event.event
+        if isinstance(step, dp_accounting.TruncatedSubsampledGaussianDpEvent):
+            lost += event.count * truncation_prob(
+                sampling_prob=step.sampling_probability,
+                num_examples=step.dataset_size,
+                max_batch_size=step.truncated_batch_size,
+            )
+    return lost
+
+
 def delta_without_truncation(
     events: Iterable[dp_accounting.SelfComposedDpEvent], delta: float
 ) -> float:
@@ -68,23 +84,13 @@ def delta_without_truncation(
     Raises:
         ValueError: Nothing is left.
     """
-    import dp_accounting
-
-    spent = 0.0
-    for event in events:
-        step = event.event
-        if isinstance(step, dp_accounting.TruncatedSubsampledGaussianDpEvent):
-            spent += event.count * truncation_prob(
-                sampling_prob=step.sampling_probability,
-                num_examples=step.dataset_size,
-                max_batch_size=step.truncated_batch_size,
-            )
-    if spent >= delta:
+    lost = lost_to_truncation(events)
+    if lost >= delta:
         raise ValueError(
-            f"delta: expected more than {spent:.3g}, the probability that a record is in a batch "
+            f"delta: expected more than {lost:.3g}, the probability that a record is in a batch "
             f"that is cut to size, got {delta:g}. Choose a larger delta or fewer steps."
         )
-    return delta - spent
+    return delta - lost
 
 
 def kinds_of_steps(

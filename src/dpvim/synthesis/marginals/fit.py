@@ -52,17 +52,6 @@ _FITS = ("best", "wide")
 _MOST_POINTS = 2**16
 
 
-def counts_plan(*, num_examples: int, relation: Any) -> PrivacyPlan:
-    """The plan of a release of counts, not yet calibrated: one step, a record's norm is one."""
-    return PrivacyPlan(
-        num_examples=num_examples,
-        sampling_prob=1.0,
-        num_steps=1,
-        clip_norm=1.0,
-        relation=relation,
-    )
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class MarginalFit:
     """A latent trait model, fitted to noisy counts. Everything in it is public.

@@ -1,0 +1,437 @@
+"""The best of several models or settings, chosen and fitted within one budget.
+
+Two ways to pay for it, of which the one that leaves less noise is taken; both are known before
+anything is spent:
+
+* ``repeat``: a random number of trials, each of a candidate drawn at random; only the best trial is
+  shown (`dpvim.privacy.accounting.selection`). The cost hardly depends on how many candidates there
+  are.
+* ``split``: every candidate once, all of them paid for; their scores are shown.
+
+A trial is a fit and a score, both released with noise. The score is the mean log predictive density
+of the same records (`dpvim.checking`): what was fitted under privacy can hardly have learnt
+single records by heart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import scipy
+
+from dpvim import _validate
+from dpvim._compile import single_precision
+from dpvim._progress import ProgressBar, show_progress
+from dpvim.bridge.data import prepare
+from dpvim.bridge.model import bridge
+from dpvim.checking import Score, check_plan, score_records
+from dpvim.fitting import fit
+from dpvim.options import Budget, FitOptions, take
+from dpvim.posterior.from_trace import DivergedError
+from dpvim.privacy.accounting import epsilon_of
+from dpvim.privacy.accounting.selection import Repeats, epsilon_of_selection
+from dpvim.privacy.plan import PrivacyPlan
+from dpvim.privacy.randomness import SecretStreams
+from dpvim.privacy.statement import PrivacyStatement, round_up
+from dpvim.result import Fit
+from dpvim.strategy import Request, choose
+from dpvim.types import ConvergenceWarning, Relation
+
+REPEAT, SPLIT = "repeat", "split"
+_METHODS = (REPEAT, SPLIT)
+# The part of the budget that a score would use up if it were a release by itself.
+_SCORE_EPSILON = 0.3
+_CHANCE = 0.8
+
+Candidates = Mapping[str, Any]
+"""Models by name, or pairs of a model and options of its own for `dpvim.fit`."""
+
+
+class _Candidate(NamedTuple):
+    model: Callable[..., Any]
+    options: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class TuningPlan:
+    """What a choice among candidates will do and cost; `print` shows it.
+
+    Attributes:
+        candidates: Their names.
+        method: ``repeat`` or ``split``.
+        fit_plan: The plan of every fit.
+        score_plan: The plan of every score.
+        repeats: The distribution of the number of trials; None for ``split``.
+        epsilon, delta: The cost of all of it.
+        noise_by_method: The noise multiplier of a fit by each method; infinite where it cannot be.
+    """
+
+    candidates: tuple[str, ...]
+    method: str
+    fit_plan: PrivacyPlan
+    score_plan: PrivacyPlan
+    repeats: Repeats | None
+    epsilon: float
+    delta: float
+    noise_by_method: dict[str, float]
+
+    def __str__(self) -> str:
+        number = len(self.candidates)
+        trials = f"each of {number} candidates once"
+        if self.repeats is not None:
+            chance = self.repeats.chance_of(1 / number)
+            trials = (
+                f"a random number, {self.repeats.mean:.0f} on average, each of one of {number} "
+                f"candidates; any of them is tried with probability {chance:.2f}"
+            )
+        other = next((m for m in _METHODS if m != self.method), "")
+        noise = self.noise_by_method
+        rows = {
+            "trials": trials,
+            "a fit": f"noise multiplier {self.fit_plan.noise_multiplier:.4g}, "
+            f"{self.fit_plan.num_steps:,} steps at sampling probability "
+            f"{self.fit_plan.sampling_prob:.3g}",
+            "a score": f"noise multiplier {self.score_plan.noise_multiplier:.4g}",
+            "instead": f"by {other!r} a fit would have {noise[other]:.4g}",
+            "cost": f"({round_up(self.epsilon)}, {self.delta:g})-differential privacy, all trials "
+            f"together, {self.fit_plan.relation.value}",
+        }
+        lines = [f"  {name:<8} {text}" for name, text in rows.items()]
+        return "\n".join([f"Plan of a choice ({self.method})", *lines])
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """The chosen candidate.
+
+    Attributes:
+        name: Its name.
+        fit: Its fit; its statement has the cost of all trials.
+        score: Its score.
+        scores: All scores by name, where each was paid for; None after ``repeat``, where showing
+            the others would cost more.
+        plan: What was done, and its cost.
+    """
+
+    name: str
+    fit: Fit
+    score: Score
+    scores: dict[str, Score | None] | None
+    plan: TuningPlan
+
+    @property
+    def epsilon(self) -> float:
+        """The cost of the choice and the fit together, at the plan's delta."""
+        return self.plan.epsilon
+
+    def __str__(self) -> str:
+        lines = [f"Chosen: {self.name}, {self.score}"]
+        for name, score in (self.scores or {}).items():
+            if name != self.name:
+                found = f"{score.mean:.4g} +- {score.stderr:.2g}" if score else "diverged"
+                lines.append(f"  {name}: {found}")
+        return "\n".join([*lines, str(self.plan)])
+
+
+@single_precision
+def plan_tuning(
+    candidates: Candidates,
+    *data: Any,
+    epsilon: float,
+    delta: float,
+    method: str | None = None,
+    chance: float = _CHANCE,
+    **options: Any,
+) -> TuningPlan:
+    """Show what `tune` would do with these arguments, and its price. Nothing is spent.
+
+    Args:
+        candidates, data, epsilon, delta, method, chance, options: As in `tune`.
+    """
+    chosen = _candidates(candidates)
+    if method is not None:
+        _validate.one_of("method", method, _METHODS)
+    chance = _validate.open_unit("chance", chance)
+    _refuse_own_budgets(chosen, options)
+    schedule = _common_schedule(chosen, data, options, epsilon=epsilon, delta=delta)
+    inputs = prepare(data, _keyword_data(options))
+    score = check_plan(
+        inputs,
+        epsilon=_SCORE_EPSILON * epsilon,
+        delta=delta,
+        relation=schedule.relation,
+        num_examples=schedule.num_examples,
+    )
+    found: dict[str, TuningPlan] = {}
+    noises = dict.fromkeys(_METHODS, math.inf)
+    failure: ValueError | None = None
+    for each in _METHODS if method is None else (method,):
+        repeats = Repeats.for_chance(chance, 1 / len(chosen)) if each == REPEAT else None
+        try:
+            plans, cost = _calibrated(schedule, score, repeats, len(chosen), epsilon, delta)
+        except ValueError as error:
+            failure = error
+            continue
+        noises[each] = float(plans[0].noise_multiplier or math.inf)
+        found[each] = TuningPlan(tuple(chosen), each, *plans, repeats, cost, float(delta), noises)
+    if not found:
+        assert failure is not None
+        raise failure
+    return min(found.values(), key=lambda each: noises[each.method])
+
+
+def tune(
+    candidates: Candidates,
+    *data: Any,
+    epsilon: float,
+    delta: float,
+    method: str | None = None,
+    chance: float = _CHANCE,
+    seed: int | None = None,
+    progress: bool | None = None,
+    **options: Any,
+) -> Tuned:
+    """Fit the best of several candidates under one budget, its choice included.
+
+    Args:
+        candidates: By name, models, or pairs of a model and a dict of options of its own for
+            `dpvim.fit`: priors, components, families.
+        data: As in `dpvim.fit`; the same for all.
+        epsilon, delta: The budget of all trials together.
+        method: ``repeat`` or ``split``; by default the one that leaves less noise in a fit.
+        chance: With ``repeat``, the probability with which any one candidate is tried.
+        seed: For tests: the result has no privacy guarantee.
+        progress: Show a progress bar. With ``repeat`` there is none: how many trials there are, and
+            how long they take, is not to be shown.
+        options: What all fits share, as in `dpvim.fit`, and data given by keyword.
+
+    Returns:
+        The chosen one, with its fit and score. Of trials that were not chosen nothing is kept after
+        ``repeat``.
+    """
+    chosen = _candidates(candidates)
+    plan = plan_tuning(
+        candidates, *data, epsilon=epsilon, delta=delta, method=method, chance=chance, **options
+    )
+    trials = Trials(chosen, plan, data, options, seed)
+    names = list(chosen)
+    if plan.repeats is None:
+        with ProgressBar(
+            len(names), show=show_progress(progress), label="fits", unit="fits"
+        ) as bar:
+            done = []
+            for number, name in enumerate(names):
+                done.append(trials.run(number, name))
+                bar.advance(1)
+        scores = {each.name: each.score for each in done}
+        return _chosen(max(done, key=_rank), scores, plan)
+    # How many, and which: secret, and drawn before anything is known.
+    rng = SecretStreams(seed).generator("trials")
+    order = rng.integers(len(names), size=plan.repeats.draw(rng))
+    ran = (trials.run(number, names[index]) for number, index in enumerate(order))
+    return _chosen(max(ran, key=_rank), None, plan)
+
+
+class Trial(NamedTuple):
+    """One fit and its score; a fit from which nothing can be predicted has none."""
+
+    name: str
+    fit: Fit
+    score: Score | None
+
+
+def _rank(trial: Trial) -> float:
+    return -math.inf if trial.score is None else trial.score.mean
+
+
+def _chosen(trial: Trial, scores: dict[str, Score | None] | None, plan: TuningPlan) -> Tuned:
+    if trial.score is None:
+        raise DivergedError(
+            f"the best trial ({trial.name}) diverged, and with it all others. What they cost is "
+            "spent. Look at the models by dpvim.plan, on made-up data, before you try again."
+        )
+    return Tuned(trial.name, trial.fit, trial.score, scores, plan)
+
+
+class Trials:
+    """Runs trials: a fit and a score, each by the plan's noise."""
+
+    def __init__(
+        self,
+        candidates: Mapping[str, _Candidate],
+        plan: TuningPlan,
+        data: tuple[Any, ...],
+        options: Mapping[str, Any],
+        seed: int | None,
+    ) -> None:
+        self._candidates, self._plan, self._data, self._seed = candidates, plan, data, seed
+        self._options = options
+        self._keyword_data = _keyword_data(options)
+
+    def run(self, number: int, name: str) -> Trial:
+        """One trial. Whatever is doubtful about a fit shows in its score."""
+        candidate, plan = self._candidates[name], self._plan.fit_plan
+        own = {
+            **self._options,
+            **candidate.options,
+            "noise_multiplier": plan.noise_multiplier,
+            "delta": self._plan.delta,
+            "num_examples": plan.num_examples,
+            "relation": plan.relation,
+            "sampling_prob": plan.sampling_prob,
+            "num_steps": plan.num_steps,
+            "seed": None if self._seed is None else self._seed + number,
+            "progress": False,
+        }
+        with warnings.catch_warnings():
+            # Of a trial that is not shown nothing may be said; the chosen one's are told by
+            # `fit.posterior.doubts`.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            fitted = fit(candidate.model, *self._data, **own)
+            if fitted.interrupted:
+                raise KeyboardInterrupt
+            # Before anything is made of it: whatever carries its statement carries this one.
+            fitted = dataclasses.replace(fitted, privacy=self._statement(fitted))
+            # Not an error that is seen: it would tell of a trial that may not be the best.
+            try:
+                score = score_records(
+                    fitted,
+                    self._data,
+                    self._keyword_data,
+                    self._plan.score_plan,
+                    delta=self._plan.delta,
+                    seed=own["seed"],
+                )
+            except DivergedError:
+                score = None
+        return Trial(name, fitted, score)
+
+    def _statement(self, fitted: Fit) -> PrivacyStatement:
+        """The statement of a fit that is chosen among trials: its price is that of them all."""
+        alone = fitted.privacy
+        assert isinstance(alone, PrivacyStatement)
+        return PrivacyStatement.of(
+            alone.plan,
+            delta=alone.delta,
+            steps_done=alone.steps_done,
+            released=alone.released,
+            for_testing=alone.for_testing,
+            chosen_at=self._plan.epsilon,
+        )
+
+
+def _candidates(candidates: Candidates) -> dict[str, _Candidate]:
+    found = {}
+    for name, given in candidates.items():
+        model, own = given if isinstance(given, tuple) else (given, {})
+        if not callable(model):
+            raise TypeError(
+                f"candidates[{name!r}]: expected a model, or a pair of a model and options, got "
+                f"{type(model).__name__}."
+            )
+        found[str(name)] = _Candidate(model, dict(own))
+    if len(found) < 2:
+        raise ValueError(
+            f"candidates: expected at least two to choose from, got {len(found)}. For one there is "
+            "dpvim.fit."
+        )
+    return found
+
+
+_OF_THE_PLAN = [field.name for field in dataclasses.fields(Budget)]
+
+
+def _refuse_own_budgets(chosen: Mapping[str, _Candidate], shared: Mapping[str, Any]) -> None:
+    """All trials have one plan: the price of a trial must not tell which candidate it was."""
+    for name in ("noise_multiplier", "ledger", "checkpoint"):
+        if shared.get(name) is not None:
+            raise ValueError(f"{name}: expected not to be given to tune, got {shared[name]!r}.")
+    for name, candidate in chosen.items():
+        for option in candidate.options:
+            if option in _OF_THE_PLAN:
+                raise ValueError(
+                    f"candidates[{name!r}]: expected options other than {option!r}, which is the "
+                    "same for all trials. Give it to tune."
+                )
+
+
+def _keyword_data(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the keyword arguments of a fit is data."""
+    rest = {"delta": 0.5, "noise_multiplier": 1.0, **options}
+    take(Budget, rest)
+    take(FitOptions, rest)
+    return rest
+
+
+def _common_schedule(
+    chosen: Mapping[str, _Candidate],
+    data: tuple[Any, ...],
+    shared: Mapping[str, Any],
+    *,
+    epsilon: float,
+    delta: float,
+) -> PrivacyPlan:
+    """One sampling probability and number of steps for all: the largest that any asks for.
+
+    Candidates with their own would have prices of their own, and the price must not depend on
+    which candidate was drawn.
+    """
+    plans = []
+    for candidate in chosen.values():
+        options = {**shared, **candidate.options, "epsilon": epsilon, "delta": delta}
+        request = Request(take(Budget, options), take(FitOptions, options))
+        inputs = prepare(data, options)
+        (strategy,) = choose([request], bridge(candidate.model, inputs), inputs.num_rows)
+        assert isinstance(strategy.plan, PrivacyPlan)
+        strategy.plan.check_num_rows(inputs.num_rows)
+        plans.append(strategy.plan)
+    return dataclasses.replace(
+        plans[0],
+        sampling_prob=max(plan.sampling_prob for plan in plans),
+        num_steps=max(plan.num_steps for plan in plans),
+    )
+
+
+def _calibrated(
+    schedule: PrivacyPlan,
+    score: PrivacyPlan,
+    repeats: Repeats | None,
+    num_candidates: int,
+    epsilon: float,
+    delta: float,
+) -> tuple[tuple[PrivacyPlan, PrivacyPlan], float]:
+    """Plans of a fit and a score with so much more noise that all trials cost at most epsilon.
+
+    Both get the same factor on the noise that each would have by itself.
+    """
+    alone = schedule.calibrate(epsilon=epsilon, delta=delta), score
+
+    def plans(factor: float) -> tuple[PrivacyPlan, PrivacyPlan]:
+        first, second = (
+            dataclasses.replace(plan, noise_multiplier=factor * (plan.noise_multiplier or 0.0))
+            for plan in alone
+        )
+        return first, second
+
+    def cost(factor: float) -> float:
+        trial = [plan.dp_event for plan in plans(factor)]
+        relation = Relation(schedule.relation)
+        if repeats is None:
+            return epsilon_of(trial * num_candidates, delta=delta, relation=relation)
+        return epsilon_of_selection(trial, repeats, delta=delta, relation=relation)
+
+    high = 2.0
+    while cost(high) > epsilon:
+        high *= 2
+    low = high / 2
+    found = scipy.optimize.brentq(
+        lambda log: cost(math.exp(log)) - epsilon, math.log(low / 2), math.log(high), xtol=2e-3
+    )
+    factor = math.exp(found)
+    while (spent := cost(factor)) > epsilon:
+        factor *= 1.001
+    return plans(factor), spent
