@@ -13,6 +13,7 @@
 True
 >>> ledger.releases[0].state
 'stopped'
+>>> folder.cleanup()
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ nothing in the file is ever changed.
 >>> second = linked('{"entry": "b"}', hash_of(first))
 >>> read(f"{first}\n{second}\n".encode()).problems
 []
->>> read(f"{first}\n{second}\n".replace("b", "c").encode()).problems[0].line
+>>> read(f"{first}\n{second}\n".replace('"b"', '"c"').encode()).problems[0].line
 2
 """
 
