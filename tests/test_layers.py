@@ -20,7 +20,7 @@ LAYERS = [
     {"inference"},
     {"bridge"},
     {"posterior", "models"},
-    {"serialization", "plots"},
+    {"serialization", "plots", "ledger"},
     {"options", "prepared", "strategy", "svi", "result", "fitting", "checking", "tuning"},
     {"synthesis"},
     {"experiments", "audit"},

@@ -29,6 +29,8 @@ from dpvim.types import (
 if TYPE_CHECKING:
     from dpvim import audit
     from dpvim.checking import held_out, predictive_check
+    from dpvim.ledger.book import Ledger
+    from dpvim.ledger.entries import LedgerError
     from dpvim.synthesis.analysis.pooling import analyze
     from dpvim.synthesis.analysis.rubin import combine
     from dpvim.synthesis.fitting import TwinModel, synthesize
@@ -49,6 +51,8 @@ __all__ = [
     "FileError",
     "Fit",
     "FitPlan",
+    "Ledger",
+    "LedgerError",
     "ModelError",
     "NotForReleaseWarning",
     "NotPrivateError",
@@ -82,6 +86,8 @@ __all__ = [
 
 # What few need is imported when it is asked for.
 _LATER = {
+    "Ledger": "ledger.book",
+    "LedgerError": "ledger.entries",
     "Schema": "synthesis.schema",
     "Twin": "synthesis.twin",
     "TwinModel": "synthesis.fitting",

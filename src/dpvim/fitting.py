@@ -20,9 +20,11 @@ from dpvim.bridge.data import ModelInput, prepare
 from dpvim.bridge.model import bridge
 from dpvim.inference.loop import runs_per_program
 from dpvim.inference.monitor import RunMonitor, monitoring
+from dpvim.ledger.book import Job
+from dpvim.ledger.payment import Account, Tally, paid
 from dpvim.options import Budget, FitOptions, RunLength, take
 from dpvim.prepared import PreparedFit, RunResult
-from dpvim.privacy.plan import Plan
+from dpvim.privacy.plan import Plan, PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams, fresh_key
 from dpvim.privacy.steps import StepCounter, origin_of
 from dpvim.result import Fit, Session
@@ -68,6 +70,9 @@ def fit(model: Model, *data: Any, **options: Any) -> Fit:
             records a parameter, 1 to 8; 1 for more than 128 parameters, and for variants that
             cannot probe elsewhere.
         trace_every: Steps between snapshots. Default: about 2000 snapshots.
+        ledger: A `dpvim.Ledger`, or its file: the fit is booked there before its first step, with
+            `purpose` (default: the model's name), and refused if the data's budget does not pay
+            for it. A fit that is stopped costs the steps it took. Not with a seed.
         seed: For tests and experiments: fixes all randomness, and with it undoes the privacy.
         progress: Show a progress bar. Default: if standard error is a terminal.
 
@@ -77,6 +82,7 @@ def fit(model: Model, *data: Any, **options: Any) -> Fit:
 
     Raises:
         ValueError, TypeError: Before any budget is spent, for input that cannot be used.
+        BudgetExceededError: The ledger does not pay for it. Says what it would pay for.
     """
     call = Request(take(Budget, options), take(FitOptions, options))
     return _fit_all(model, data, options, [call])[0]
@@ -88,6 +94,10 @@ def fit_nonprivate(model: Model, *data: Any, **options: Any) -> Fit:
     The arguments are those of `fit`, without the ones that are a matter of privacy; gradients are
     taken where the approximation is (``probe_width=1``) unless told.
     """
+    if options.get("ledger") is not None:
+        raise ValueError(
+            "ledger: expected none, got one. A fit without noise has no price that could be booked."
+        )
     options = {"probe_width": 1.0, **options}
     call = Request(take(RunLength, options), take(FitOptions, options))
     return _fit_all(model, data, options, [call])[0]
@@ -111,8 +121,8 @@ def fit_many(
     Returns:
         A `Fit` for each, in order. If Ctrl-C stopped them they hold what was released until then.
 
-    Each fit's statement is about that fit alone. Whoever publishes several fits of the same
-    records has to add up what they cost.
+    Each fit's statement is about that fit alone. With a ledger all fits are booked at once, or none
+    of them is; without one, whoever publishes several has to find what they cost together.
     """
     if not each:
         raise ValueError("each: expected at least one fit, got an empty list.")
@@ -163,23 +173,40 @@ def _fit_all(
     bridged = bridge(model, inputs)
     chosen = choose(calls, bridged, inputs.num_rows)
     plans = [strategy.plan for strategy in chosen]
+    account = _account(model, calls[0])
     found: dict[int, Fit] = {}
     progress = show_progress(chosen[0].options.progress)
     with monitoring(sum(plan.num_steps for plan in plans), progress=progress) as monitor:
         todo: list[Callable[[], list[RunResult]]] = []
         owners: list[tuple[int, PreparedFit]] = []
+        jobs: list[Job] = []
+        tallies: list[Tally] = []
         for plan in dict.fromkeys(plans):
             members = [i for i, other in enumerate(plans) if other == plan]
             options = [chosen[i].options for i in members]
             _warn_once_of_seeds(plan, options)
             prior = chosen[members[0]].prior
             prepared = PreparedFit(model, plan, options[0], inputs, bridged, prior)
-            todo += programs(prepared, options, inputs, monitor)
+            tallies.append(Tally())
+            if isinstance(plan, PrivacyPlan):
+                jobs.append(Job(plan, len(members)))
+            watched = monitor._replace(begin=tallies[-1].add)
+            todo += programs(prepared, options, inputs, watched)
             owners += [(i, prepared) for i in members]
-        results = in_parallel(todo)
+        # All that can be wrong with the input is known: from here on it may cost something.
+        seeded = any(call.options.seed is not None for call in calls)
+        with paid(account, jobs, tallies, data=inputs.records, seeded=seeded):
+            results = in_parallel(todo)
     for (i, prepared), result in zip(owners, results, strict=True):
-        found[i] = _as_fit(prepared, calls[i], result)
+        found[i] = _as_fit(prepared, calls[i], result, account)
     return [found[i] for i in range(len(calls))]
+
+
+def _account(model: Model, call: Request) -> Account | None:
+    """The ledger that all calls are booked in, if any."""
+    if not isinstance(call.length, Budget):
+        return None
+    return call.length.account(f"fit of {getattr(model, '__name__', type(model).__name__)}")
 
 
 def _warn_once_of_seeds(plan: Plan, options: list[FitOptions]) -> None:
@@ -231,7 +258,9 @@ def in_parallel(calls: list[Callable[[], list[RunResult]]]) -> list[RunResult]:
         return [result for part in parts for result in part.result()]
 
 
-def _as_fit(prepared: PreparedFit, call: Request, result: RunResult) -> Fit:
+def _as_fit(
+    prepared: PreparedFit, call: Request, result: RunResult, account: Account | None
+) -> Fit:
     seed, step = call.options.seed, int(result.state.step)
     counter = StepCounter(prepared.plan, origin_of(prepared.plan, seed), taken=step)
     privacy = counter.statement(
@@ -249,5 +278,5 @@ def _as_fit(prepared: PreparedFit, call: Request, result: RunResult) -> Fit:
         releases=result.releases,
         several_modes=prepared.bridged.several_modes,
         is_mixture=prepared.bridged.is_mixture,
-        session=Session(prepared, counter, seed, result.state, result.steering),
+        session=Session(prepared, counter, seed, result.state, result.steering, account),
     )

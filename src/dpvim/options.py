@@ -17,6 +17,8 @@ from dpvim.inference.gradient import default_width, width_schedule
 from dpvim.inference.release_sums import LARGEST_FULL_DIM
 from dpvim.inference.variants import Variant, make_variant, whitened_clip_norm
 from dpvim.inference.windows import default_num_steps, window_widths
+from dpvim.ledger.book import Ledger
+from dpvim.ledger.payment import Account
 from dpvim.privacy.plan import (
     DEFAULT_STEPS,
     SMALLEST_CLIP_NORM,
@@ -196,8 +198,16 @@ class Budget(RunLength):
     clip_norm: float | None = None
     num_examples: int | None = None
     relation: str = Relation.ZERO_OUT
+    ledger: Any = None
+    purpose: str | None = None
 
     def __post_init__(self) -> None:
+        if self.ledger is not None:
+            object.__setattr__(self, "ledger", Ledger.of(self.ledger))
+        elif self.purpose is not None:
+            raise ValueError(
+                f"purpose: expected with ledger=, where it is noted, got {self.purpose!r} alone."
+            )
         _validate.open_unit("delta", self.delta, hint="A common choice is 1/(10 N).")
         if (self.epsilon is None) == (self.noise_multiplier is None):
             both = f"both ({self.epsilon} and {self.noise_multiplier})"
@@ -212,6 +222,12 @@ class Budget(RunLength):
                 "num_examples: expected with relation='add_or_remove', where the number of records "
                 "is private. Declare a public bound on it."
             )
+
+    def account(self, otherwise: str) -> Account | None:
+        """The ledger that the run is booked in, if any, with its purpose or another text."""
+        if self.ledger is None:
+            return None
+        return Account(self.ledger, self.purpose or otherwise, self.delta)
 
     def plan(self, num_rows: int, dim: int, options: FitOptions | None = None) -> PrivacyPlan:
         """The plan for `dim` informed coordinates, calibrated.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,10 @@ from dpvim.inference.monitor import RunMonitor, monitoring
 from dpvim.inference.release_sums import ReleaseSums
 from dpvim.inference.steering import SteeredReleases, Steering
 from dpvim.inference.trace import Trace, default_trace_every
+from dpvim.ledger.book import Job
+from dpvim.ledger.payment import Account, Tally, paid
 from dpvim.options import FitOptions
-from dpvim.privacy.plan import Plan
+from dpvim.privacy.plan import Plan, PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.privacy.steps import StepCounter
 from dpvim.types import LogPrior, Origin
@@ -220,20 +222,28 @@ class PreparedFit:
         trace_every: int | None,
         progress: bool,
         steering: Steering | None = None,
+        account: Account | None = None,
     ) -> RunResult:
-        """Take steps from one state, counted before they are taken."""
+        """Take steps from one state, counted and paid for before they are taken."""
         state = spend(counter, state, num_steps)
-        with monitoring(num_steps, progress=progress) as monitor:
-            (result,) = self.run(
-                [state],
-                records,
-                streams=[SecretStreams(seed, start_step=int(state.step))],
-                num_steps=num_steps,
-                trace_every=self.trace_every(trace_every, num_steps),
-                monitor=monitor,
-                steerings=[steering],
-            )
-        counter.give_back(int(state.step) + num_steps - int(result.state.step))
+        tally = Tally()
+        jobs = [] if account is None else [Job(cast(PrivacyPlan, self.plan).with_steps(num_steps))]
+        try:
+            with (
+                monitoring(num_steps, progress=progress) as monitor,
+                paid(account, jobs, [tally], data=records, seeded=seed is not None),
+            ):
+                (result,) = self.run(
+                    [state],
+                    records,
+                    streams=[SecretStreams(seed, start_step=int(state.step))],
+                    num_steps=num_steps,
+                    trace_every=self.trace_every(trace_every, num_steps),
+                    monitor=monitor._replace(begin=tally.add),
+                    steerings=[steering],
+                )
+        finally:
+            counter.give_back(num_steps - tally.steps)
         return result
 
     def _one_step(

@@ -22,6 +22,7 @@ from dpvim.inference.families import Family
 from dpvim.inference.release_sums import LARGEST_FULL_DIM, ReleaseSums
 from dpvim.inference.steering import SteeredReleases, Steering
 from dpvim.inference.trace import Trace
+from dpvim.ledger.payment import Account
 from dpvim.posterior.doubts import warn_of_doubts
 from dpvim.posterior.from_trace import (
     EstimateName,
@@ -271,7 +272,10 @@ class Fit:
         return self._session("the guide").prepared.guide
 
     def resume(self, *data: Any, progress: bool | None = None, **keyword_data: Any) -> Fit:
-        """Take the steps that an interrupted fit left, on the same data, in the same plan."""
+        """Take the steps that an interrupted fit left, on the same data, in the same plan.
+
+        A fit with a ledger was settled at the steps that it took; the others are booked anew.
+        """
         if not self.interrupted:
             return self
         return _continue(self, self._session("resume"), data, keyword_data, progress)
@@ -327,13 +331,17 @@ class Fit:
 
 
 class Session(NamedTuple):
-    """A run that can go on: the prepared model, the count of its steps, and where it stopped."""
+    """A run that can go on: the prepared model, the count of its steps, and where it stopped.
+
+    `account` is what its steps are booked in, if anything is.
+    """
 
     prepared: PreparedFit
     counter: StepCounter
     seed: int | None
     state: State
     steering: Steering | None = None
+    account: Account | None = None
 
 
 def load(path: str | Path) -> Fit:
@@ -353,7 +361,7 @@ def _continue(
     keyword_data: dict[str, Any],
     progress: bool | None,
 ) -> Fit:
-    prepared, counter, seed, state, steering = session
+    prepared, counter, seed, state, steering, account = session
     inputs = prepare(data, keyword_data)
     if inputs.signature != prepared.signature:
         raise ValueError(
@@ -369,6 +377,7 @@ def _continue(
         trace_every=fit.trace.every,
         progress=show_progress(progress),
         steering=steering,
+        account=account,
     )
     privacy = counter.statement(
         delta=fit.privacy.delta if isinstance(fit.privacy, PrivacyStatement) else None,

@@ -221,7 +221,7 @@ def plan(model: Callable[..., Any], *data: Any, **options: Any) -> FitPlan:
     Of the data their shapes are used, and nothing else: zeros will do.
 
     Args:
-        model, data, options: As in `dpvim.fit`.
+        model, data, options: As in `dpvim.fit`. With a ledger, what it does not pay for is refused.
     """
     request = Request(take(Budget, options), take(FitOptions, options))
     inputs = prepare(data, options)
@@ -230,6 +230,8 @@ def plan(model: Callable[..., Any], *data: Any, **options: Any) -> FitPlan:
     assert isinstance(strategy.plan, PrivacyPlan)
     assert request.delta is not None
     strategy.plan.check_num_rows(inputs.num_rows)
+    if isinstance(request.length, Budget) and request.length.ledger is not None:
+        request.length.ledger.check_affordable(strategy.plan, delta=request.delta)
     return FitPlan(
         plan=strategy.plan,
         variant=str(strategy.options.variant),

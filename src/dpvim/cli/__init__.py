@@ -10,6 +10,7 @@ from dpvim.cli.analyze_command import analyze
 from dpvim.cli.audit_command import audit
 from dpvim.cli.common import print_version
 from dpvim.cli.fit_command import fit
+from dpvim.cli.ledger_commands import ledger_app
 from dpvim.cli.report_command import report
 from dpvim.cli.reproduce_command import reproduce
 from dpvim.cli.schema_commands import schema_app
@@ -22,6 +23,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(schema_app, name="schema")
+app.add_typer(ledger_app, name="ledger")
 for command in (plan, synth, sample, analyze, report, fit, audit, reproduce):
     app.command()(command)
 

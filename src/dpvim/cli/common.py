@@ -14,9 +14,15 @@ import typer
 
 from dpvim._extras import MissingExtraError
 from dpvim.synthesis.analysis.pooling import FailedFitsError
+from dpvim.types import BudgetExceededError
 
 # Exit codes: 0 done, 1 something was found or went wrong, 2 the command was misused.
 FOUND, MISUSED = 1, 2
+# What users can do something about.
+_PLAIN = (
+    *(ValueError, TypeError, OSError),
+    *(BudgetExceededError, FailedFitsError, MissingExtraError),
+)
 
 
 @contextmanager
@@ -30,7 +36,7 @@ def plain_errors() -> Iterator[None]:
             warnings.simplefilter("default", UserWarning)
             warnings.showwarning = _print_warning
             yield
-    except (ValueError, TypeError, OSError, FailedFitsError, MissingExtraError) as error:
+    except _PLAIN as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(MISUSED) from error
 

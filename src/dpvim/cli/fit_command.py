@@ -21,9 +21,11 @@ from dpvim.cli.options import (
     Epsilon,
     Formulas,
     FormulasRule,
+    LedgerOption,
     NewFolder,
     NumExamples,
     PrivateSeed,
+    Purpose,
     RegressionKind,
     RelationOption,
     SamplingProb,
@@ -35,6 +37,7 @@ from dpvim.cli.options import (
 from dpvim.cli.planning import end_dry_run
 from dpvim.files import new_folder, write_json
 from dpvim.fitting import fit as fit_model
+from dpvim.ledger.book import Ledger
 from dpvim.synthesis.encoding import encode
 from dpvim.synthesis.fitting import resolve_delta
 from dpvim.synthesis.formulas import is_formula, quoted, refusal
@@ -65,6 +68,8 @@ def fit(
     formulas: Formulas = FormulasRule.refuse,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
+    ledger: LedgerOption = None,
+    purpose: Purpose = None,
     seed: PrivateSeed = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
@@ -88,6 +93,7 @@ def fit(
         if regression is not None and formulas is FormulasRule.refuse:
             _check_names(schema, regression.names)
         chosen: Any = load_model(model) if regression is None else regression.model
+        booked_in = None if ledger is None else Ledger(ledger, data=table)
         with new_folder(output) as folder:
             frame = read_table(table, columns=known.names, delimiter=delimiter, encoding=encoding)
             encoded = encode(frame, known)
@@ -104,6 +110,8 @@ def fit(
                 "num_steps": steps,
                 "num_examples": num_examples,
                 "relation": relation,
+                "ledger": booked_in,
+                "purpose": purpose if booked_in is None else purpose or f"fit of {model}",
             }
             if dry_run:
                 end_dry_run(chosen, data, **options)

@@ -126,6 +126,11 @@ NumExamples = Annotated[
 PrivateSeed = Annotated[
     int | None, typer.Option(help="For tests only: the result has no privacy guarantee.")
 ]
+LedgerOption = Annotated[
+    Path | None,
+    typer.Option("--ledger", help="The table's ledger: pays for the release, or refuses it."),
+]
+Purpose = Annotated[str | None, typer.Option(help="Of the release, noted in the ledger; public.")]
 DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="Check everything, the table too; spend and write nothing."),

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import typer
 
 from dpvim import _validate
+from dpvim.ledger.book import Ledger
 from dpvim.models.mixture import Mixture
 from dpvim.privacy.plan import PrivacyPlan, default_sampling_prob
 from dpvim.strategy import FitPlan, plan
@@ -74,6 +75,8 @@ def end_dry_run_of_twin(
     epsilon: float,
     delta: float | None,
     num_examples: int | None,
+    ledger: Ledger | None = None,
+    purpose: str | None = None,
     **reading: Any,
 ) -> None:
     """Read the table, say what would be done with it, and end the command."""
@@ -81,7 +84,13 @@ def end_dry_run_of_twin(
     if isinstance(maker, DpviSynthesizer):
         table = encode(read_table(source, columns=schema.names, **reading), schema)
         delta = resolve_delta(delta, table.num_rows if num_examples is None else num_examples)
-        budget = {"epsilon": epsilon, "delta": delta, "num_examples": num_examples}
+        budget = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "num_examples": num_examples,
+            "ledger": ledger,
+            "purpose": purpose,
+        }
         end_dry_run(maker.model, (table.values, table.missing), **budget, **maker.options)
     assert isinstance(maker, CountSynthesizer)
     pieces = read_pieces(source, columns=schema.names, **reading)
@@ -90,6 +99,8 @@ def end_dry_run_of_twin(
         rows if num_examples is None else num_examples, epsilon=epsilon, delta=delta
     )
     of_twin.check_num_rows(rows)
+    if ledger is not None:
+        ledger.check_affordable(of_twin, delta=delta)
     show_facts(maker.facts(of_twin))
     _end()
 

@@ -15,6 +15,7 @@ from dpvim.cli.common import plain_errors, print_json
 from dpvim.cli.options import AsJson
 from dpvim.experiments.experiment import AS_PUBLISHED, RECOMMENDED, WAYS, Scope
 from dpvim.experiments.registry import NAMES, RUNTIME, find
+from dpvim.ledger.book import Ledger
 
 ExperimentName = StrEnum("ExperimentName", {name: name for name in NAMES})  # type: ignore[misc]
 
@@ -47,6 +48,10 @@ def reproduce(
         Path | None, typer.Option(help="A table in the place of the simulated population (ukb-*).")
     ] = None,
     schema: Annotated[Path | None, typer.Option(help="Its schema (TOML).")] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="Its ledger: pays for every batch of fits, marked as seeded."),
+    ] = None,
     draw_only: Annotated[
         bool, typer.Option("--draw-only", help="Run nothing; draw what has been run.")
     ] = False,
@@ -77,13 +82,26 @@ def reproduce(
         )
         if (table is None) != (schema is None):
             raise ValueError("--table and --schema: expected both or none, got one of them.")
-        found = {name.value: _one(name.value, scope, output, draw_only, as_json) for name in names}
+        if ledger is not None and table is None:
+            raise ValueError("--ledger: expected with --table alone; simulated people need none.")
+        # Seeds are fixed here, so that there is no guarantee. Whoever runs these on people's
+        # records has it in their ledger all the same, marked, at the price without the seeds.
+        booked_in = None if ledger is None else Ledger(ledger, data=table, allow_seeds=True)
+        found = {
+            name.value: _one(name.value, scope, output, draw_only, as_json, booked_in)
+            for name in names
+        }
     if as_json:
         print_json(found)
 
 
 def _one(
-    name: str, scope: Scope, output: Path, draw_only: bool, as_json: bool
+    name: str,
+    scope: Scope,
+    output: Path,
+    draw_only: bool,
+    as_json: bool,
+    ledger: Ledger | None = None,
 ) -> dict[str, object]:
     running = require("dpvim.experiments.running", extra="reproduce")
     if name == RUNTIME:
@@ -92,7 +110,7 @@ def _one(
         folder, verdicts = output / name, []
     else:
         try:
-            outcome = running.reproduce(find(name), scope, output, run=not draw_only)
+            outcome = running.reproduce(find(name), scope, output, run=not draw_only, ledger=ledger)
         except KeyboardInterrupt:
             typer.echo(
                 f"{name}: interrupted. What is done is kept in {output}; the same command goes on "

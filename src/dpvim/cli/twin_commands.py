@@ -25,11 +25,13 @@ from dpvim.cli.options import (
     Formulas,
     FormulasRule,
     LearningRate,
+    LedgerOption,
     NewFolder,
     Numbers,
     NumExamples,
     OwnModel,
     PrivateSeed,
+    Purpose,
     RegressionKind,
     RelationOption,
     RowsOut,
@@ -51,6 +53,7 @@ from dpvim.cli.planning import (
     show_facts,
 )
 from dpvim.files import new_folder
+from dpvim.ledger.book import Ledger
 from dpvim.synthesis.fitting import CountSynthesizer, make_synthesizer, resolve_delta
 from dpvim.synthesis.model import load_model
 from dpvim.synthesis.schema import Schema
@@ -172,6 +175,8 @@ def synth(
     learning_rate: LearningRate = None,
     sampling_prob: SamplingProb = None,
     steps: Steps = None,
+    ledger: LedgerOption = None,
+    purpose: Purpose = None,
     seed: PrivateSeed = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -209,7 +214,13 @@ def synth(
             relation=relation,
             seed=seed,
         )
-        budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "num_examples": num_examples}
+        budget: dict[str, Any] = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "num_examples": num_examples,
+            "ledger": None if ledger is None else Ledger(ledger, data=table),
+            "purpose": purpose,
+        }
         reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding}
         with new_folder(output) as folder:
             if dry_run:

@@ -17,6 +17,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from dpvim._progress import ProgressBar, show_progress
 from dpvim.experiments.experiment import Cell, CellResult, Experiment, Scope, Verdict
 from dpvim.files import new_file, write_json
 from dpvim.fitting import fit_many
+from dpvim.ledger.book import Ledger
 from dpvim.result import Fit
 
 _DIGITS = 6
@@ -58,6 +60,7 @@ def reproduce(
     *,
     progress: bool | None = None,
     run: bool = True,
+    ledger: Ledger | None = None,
 ) -> Outcome:
     """Run the cells that have not been run, then write table, figure and manifest.
 
@@ -67,6 +70,7 @@ def reproduce(
         folder: For the results of all experiments.
         progress: Show a progress bar. Default: if standard error is a terminal.
         run: False to write what there is already.
+        ledger: Of the table that is fitted: every batch of cells is booked before it is run.
     """
     experiment.check(scope)
     cells = experiment.cells(scope)
@@ -74,7 +78,8 @@ def reproduce(
         raise ValueError(f"{experiment.name}: there is nothing to run for what was asked.")
     store = CellStore(folder / "cells" / f"{experiment.store_name}.jsonl")
     if run:
-        _run_missing(experiment, cells, store, show_progress(progress))
+        with booked_in(ledger, f"reproduce {experiment.name}"):
+            _run_missing(experiment, cells, store, show_progress(progress))
     return _write(experiment, scope, cells, store, folder / experiment.name)
 
 
@@ -122,10 +127,25 @@ def fits(model: Any, *data: Any, each: Sequence[Mapping[str, Any]], **options: A
     Raises:
         KeyboardInterrupt: If Ctrl-C stopped the fits.
     """
+    if (ledger := _LEDGER.get()) is not None:
+        options = {**options, "ledger": ledger[0], "purpose": ledger[1]}
     found = fit_many(model, *data, each=each, progress=False, **options)
     if any(fit.interrupted for fit in found):
         raise KeyboardInterrupt
     return found
+
+
+_LEDGER: ContextVar[tuple[Ledger, str] | None] = ContextVar("ledger", default=None)
+
+
+@contextlib.contextmanager
+def booked_in(ledger: Ledger | None, purpose: str) -> Iterator[None]:
+    """Book the fits of the block in a ledger, if there is one."""
+    token = _LEDGER.set(None if ledger is None else (ledger, purpose))
+    try:
+        yield
+    finally:
+        _LEDGER.reset(token)
 
 
 class CellStore:

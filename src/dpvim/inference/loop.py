@@ -153,7 +153,11 @@ def run_many(
         span=(first, num_steps),
         capacity=max(1, capacity // len(sources)),
         trace_every=trace_every,
-        monitor=RunMonitor(lambda steps: monitor.advance(steps * len(sources)), monitor.stopped),
+        monitor=RunMonitor(
+            lambda steps: monitor.advance(steps * len(sources)),
+            monitor.stopped,
+            lambda steps: monitor.begin(steps * len(sources)),
+        ),
         axis=1,
         observe=observe,
         steps_left=observers[0].steps_left,
@@ -267,6 +271,7 @@ def _loop(
             ends, is_snapshot = _segments(start, this_length, trace_every, first + num_steps)
             bounds = np.full(capacity // trace_every + 3, this_length, np.int32)
             bounds[: len(ends) + 1] = [0, *(end - start for end in ends)]
+            monitor.begin(this_length)
             began = time.perf_counter()
             state, seen, released = jax.block_until_ready(
                 run_chunk(state, rows=rows, noise=noise, bounds=bounds)

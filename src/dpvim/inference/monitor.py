@@ -12,10 +12,15 @@ from dpvim._progress import ProgressBar
 
 
 class RunMonitor(NamedTuple):
-    """Callbacks of a run: ``advance`` is told about steps, ``stopped`` asks it to stop."""
+    """Callbacks of a run: ``advance`` is told about steps, ``stopped`` asks it to stop.
+
+    ``begin`` is told about steps before they are taken: from then on they are paid for, whatever
+    becomes of them.
+    """
 
     advance: Callable[[int], None]
     stopped: Callable[[], bool]
+    begin: Callable[[int], None] = lambda steps: None
 
 
 UNMONITORED = RunMonitor(lambda steps: None, lambda: False)

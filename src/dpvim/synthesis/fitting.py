@@ -15,6 +15,8 @@ import pandas as pd
 
 from dpvim import _validate
 from dpvim.fitting import fit as fit_model
+from dpvim.ledger.book import Ledger
+from dpvim.ledger.payment import Account
 from dpvim.options import Budget, FitOptions
 from dpvim.privacy.counts import counts_plan
 from dpvim.privacy.plan import PrivacyPlan
@@ -29,6 +31,7 @@ from dpvim.synthesis.twin import DPVI, MARGINALS, Twin
 from dpvim.types import Relation
 
 ENGINES = (MARGINALS, DPVI)
+_PURPOSE = "a synthetic twin"
 DEFAULT_COMPONENTS = 10
 DEFAULT_CLIP_NORM = 2.0
 DEFAULT_LEARNING_RATE = 2e-2
@@ -55,6 +58,8 @@ def synthesize(
     model: Callable[..., Any] | None = None,
     clip_norm: float | None = None,
     learning_rate: float | None = None,
+    ledger: Any = None,
+    purpose: str | None = None,
     **fit_options: Any,
 ) -> Twin:
     """Learn a model of a sensitive table under (epsilon, delta)-differential privacy.
@@ -84,6 +89,7 @@ def synthesize(
         clip_norm, learning_rate: With ``dpvi``, as in `dpvim.fit`; 4000 steps and a learning rate
             of 0.02 unless told. (Longer runs have more noise a step, which shows where data are
             scarce.)
+        ledger, purpose: As in `dpvim.fit`: the table's budget pays for the twin, or it is refused.
 
     Returns:
         A `Twin`: ``twin.sample()``, ``twin.datasets(100)``, ``twin.closest()``,
@@ -101,7 +107,14 @@ def synthesize(
         learning_rate=learning_rate,
         **fit_options,
     )
-    return maker.fit(frame, epsilon=epsilon, delta=delta, num_examples=num_examples)
+    return maker.fit(
+        frame,
+        epsilon=epsilon,
+        delta=delta,
+        num_examples=num_examples,
+        ledger=ledger,
+        purpose=purpose,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,12 +167,14 @@ class CountSynthesizer:
         epsilon: float,
         delta: float | None = None,
         num_examples: int | None = None,
+        ledger: Any = None,
+        purpose: str | None = None,
         **reading: Any,
     ) -> Twin:
         """The twin of a table.
 
         Args:
-            source, epsilon, delta, num_examples: As in `synthesize`.
+            source, epsilon, delta, num_examples, ledger, purpose: As in `synthesize`.
             reading: Of a file, as in `read_table`.
         """
         self.schema.check_reviewed()
@@ -169,16 +184,22 @@ class CountSynthesizer:
                 return [source]
             return read_pieces(source, columns=self.schema.names, **reading)
 
+        booked_in = _ledger_of(ledger, purpose, source)
         public_rows = sum(map(len, pieces())) if num_examples is None else num_examples
+        delta = resolve_delta(delta, public_rows)
+        account = None
+        if booked_in is not None:
+            account = Account(booked_in, purpose or _PURPOSE, delta)
         fitted = fit_marginals(
             lambda: (encode(piece, self.schema) for piece in pieces()),
             self.schema,
             self.plan(public_rows, epsilon=epsilon, delta=delta),
-            delta=resolve_delta(delta, public_rows),
+            delta=delta,
             target=self.target,
             components=self.components,
             seed=self.seed,
             progress=self.progress,
+            account=account,
         )
         return Twin(self.schema, fitted, None, public_rows)
 
@@ -204,10 +225,13 @@ class DpviSynthesizer:
         epsilon: float,
         delta: float | None = None,
         num_examples: int | None = None,
+        ledger: Any = None,
+        purpose: str | None = None,
         **reading: Any,
     ) -> Twin:
         """The twin of a table; arguments as in `CountSynthesizer.fit`."""
         self.schema.check_reviewed()
+        booked_in = _ledger_of(ledger, purpose, source)
         if not isinstance(source, pd.DataFrame):
             source = read_table(source, columns=self.schema.names, **reading)
         public_rows = len(source) if num_examples is None else num_examples
@@ -219,9 +243,20 @@ class DpviSynthesizer:
             epsilon=epsilon,
             delta=resolve_delta(delta, public_rows),
             num_examples=num_examples,
+            ledger=booked_in,
+            purpose=None if booked_in is None else purpose or _PURPOSE,
             **self.options,
         )
         return Twin(self.schema, result, self.model, public_rows)
+
+
+def _ledger_of(given: Any, purpose: str | None, source: Source) -> Ledger | None:
+    """The ledger, for releases from what the table holds, whatever it is encoded as."""
+    if given is not None:
+        return Ledger.of(given).about(source)
+    if purpose is not None:
+        raise ValueError(f"purpose: expected with a ledger, got {purpose!r} alone.")
+    return None
 
 
 def make_synthesizer(
@@ -328,5 +363,6 @@ _FIT_OPTIONS = [
     field.name
     for kind in (Budget, FitOptions)
     for field in dataclasses.fields(kind)
-    if field.name not in {"noise_multiplier", "epsilon", "delta", "num_examples"}
+    if field.name
+    not in {"noise_multiplier", "epsilon", "delta", "num_examples", "ledger", "purpose"}
 ]

@@ -16,6 +16,8 @@ import pandas as pd
 
 from dpvim import archives
 from dpvim._progress import ProgressBar, show_progress
+from dpvim.ledger.book import Job
+from dpvim.ledger.payment import Account, Tally, paid
 from dpvim.privacy.counts import CountMechanism, NoisyMarginal
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams
@@ -218,6 +220,7 @@ def fit_marginals(
     components: int | None = None,
     seed: int | None = None,
     progress: bool | None = None,
+    account: Account | None = None,
 ) -> MarginalFit:
     """Release counts of a table, and fit a model to them.
 
@@ -230,6 +233,7 @@ def fit_marginals(
         components: Number of points of the traits; by default by the number of cells.
         seed: For tests only: the result has no privacy guarantee.
         progress: Show a progress bar; None asks the terminal.
+        account: What the release is booked in before it is made, if anything; it knows the data.
     """
     warn_of_seed(plan, seed, stacklevel=5)
     wanted = design(schema, plan, target=target)
@@ -238,7 +242,7 @@ def fit_marginals(
         return (codes_of(table, schema, wanted.grids) for table in tables())
 
     mechanism = CountMechanism(plan, SecretStreams(seed), pieces)
-    releases = release(mechanism, wanted)
+    releases = _paid_release(mechanism, wanted, account, seeded=seed is not None)
     privacy = PrivacyStatement.of(
         plan,
         delta=delta,
@@ -260,6 +264,18 @@ def fit_marginals(
             after_fit=functools.partial(bar.advance, 1),
         )
     return MarginalFit(schema, releases, traits, privacy, target, wanted.intervals)
+
+
+def _paid_release(
+    mechanism: CountMechanism, wanted: Design, account: Account | None, *, seeded: bool
+) -> Releases:
+    """`release`, booked before; a release that looked at the table in any round is paid for."""
+    tally, job = Tally(), Job(mechanism.plan)
+    with paid(account, [job], [tally], data=None, seeded=seeded, mechanism=COUNTS):
+        try:
+            return release(mechanism, wanted)
+        finally:
+            tally.add(int(mechanism.share_spent > 0))
 
 
 def describe_release(wanted: Design, releases: Releases) -> str:

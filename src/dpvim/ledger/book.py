@@ -1,0 +1,577 @@
+"""`Ledger`: every release from a data set, booked before it is made, within one budget.
+
+>>> import tempfile
+>>> from dpvim.privacy.plan import PrivacyPlan
+>>> folder = tempfile.TemporaryDirectory()
+>>> path = f"{folder.name}/patients.ledger"
+>>> ledger = Ledger.create(path, name="patients", epsilon=1.0, delta=1e-5)
+>>> plan = PrivacyPlan(num_examples=5000, sampling_prob=1.0, num_steps=100, clip_norm=1.0)
+>>> plan = plan.calibrate(epsilon=0.5, delta=1e-5)
+>>> booking = ledger.book(plan, purpose="a first look")
+>>> booking.settle(60)  # it was stopped after 60 of its 100 steps
+>>> ledger.spent() < 0.5 < ledger.left()
+True
+>>> ledger.releases[0].state
+'stopped'
+>>> folder.cleanup()
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from dpvim import _validate
+from dpvim.ledger import cost, storage
+from dpvim.ledger.chain import Problem
+from dpvim.ledger.entries import Booked, Bound, Declared, Entry, LedgerError, Settled, now
+from dpvim.ledger.fingerprint import digest_of, key_path, make_key, read_key
+from dpvim.ledger.storage import Contents
+from dpvim.privacy.plan import PrivacyPlan
+from dpvim.privacy.statement import COUNTS, GRADIENTS
+from dpvim.types import BudgetExceededError, PrivacyWarning, Relation
+
+RECORD = "record"
+"""The default unit of privacy: what neighbouring data sets differ in."""
+_UNITS = (RECORD, "person")
+
+
+class Job(NamedTuple):
+    """A plan that is to be carried out in so many runs."""
+
+    plan: PrivacyPlan
+    runs: int = 1
+
+
+class Release(NamedTuple):
+    """A release in the ledger: its booking, and how it ended.
+
+    Attributes:
+        line: Of the booking.
+        booked: The booking.
+        settled: Its end; None for one that is under way, or whose process was killed.
+    """
+
+    line: int
+    booked: Booked
+    settled: Settled | None
+
+    @property
+    def steps(self) -> int:
+        """Steps that are paid for: all that were booked until the release is settled."""
+        return self.booked.steps if self.settled is None else self.settled.steps
+
+    @property
+    def price(self) -> PrivacyPlan | None:
+        """The plan of these steps; None if there are none."""
+        return self.booked.price(self.steps)
+
+    @property
+    def epsilon(self) -> float:
+        """The cost of this release by itself, at its own delta."""
+        return (self.settled or self.booked).epsilon
+
+    @property
+    def state(self) -> str:
+        """``open``, ``done``, ``stopped`` or ``not made``."""
+        if self.settled is None:
+            return "open"
+        if self.settled.steps == 0:
+            return "not made"
+        return "done" if self.settled.steps == self.booked.steps else "stopped"
+
+
+class Ledger:
+    """The record of a data set's releases, and of their budget.
+
+    Args:
+        path: A file that `Ledger.create` or ``dpvim ledger init`` made.
+        data: The data set, as a file, a table or arrays, if fits are given another form of it (a
+            file that was encoded, say): bookings are then checked against this one.
+        allow_seeds: Book runs with a given seed as well. Such runs have no guarantee; they are
+            counted as if they had, and marked.
+
+    Guarantees:
+        When a booking returns it is on the disk, and is counted at its full price until it is
+        settled, whatever happens to the process. At no time do bookings cost more than the budget
+        together, by any number of processes that use the same file. Costs are computed anew from
+        the plans; a number in the file is believed only as far as its line is as it was written.
+        The total holds for plans that were not chosen by looking at earlier releases from these
+        data; if all of them use all records in every step it holds for those, too
+        (docs/ledger.md).
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, data: Any = None, allow_seeds: bool = False
+    ) -> None:
+        self.path = Path(path)
+        self.allow_seeds = allow_seeds
+        self._declared = _state(self.path, self._contents()).declared
+        self._source = None if data is None else digest_of(data)
+        if self._source is not None:
+            with storage.opened(self.path) as file:
+                _check_data(self.path, _state(self.path, file.contents), self._source)
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        name: str,
+        epsilon: float,
+        delta: float,
+        relation: str = Relation.ZERO_OUT,
+        unit: str = RECORD,
+        data: Any = None,
+    ) -> Self:
+        """Declare the budget of a data set, in a new file.
+
+        Args:
+            path: The file; ``<path>.head`` and ``<path>.key`` lie beside it.
+            name: Of the data set; public.
+            epsilon, delta: What all releases together may cost.
+            relation: Which data sets are neighbours; all releases must have this one.
+            unit: Of privacy: ``record`` or ``person``.
+            data: The data set, to bind the ledger to it; default: that of the first booking.
+        """
+        declared = Declared(
+            name=_text("name", name),
+            epsilon=_validate.positive("epsilon", epsilon),
+            delta=_validate.open_unit("delta", delta),
+            relation=_validate.one_of("relation", relation, [each.value for each in Relation]),
+            unit=_validate.one_of("unit", unit, _UNITS),
+            time=now(),
+        )
+        digest = None if data is None else digest_of(data)
+        storage.create(Path(path), declared)
+        ledger = cls(path)
+        if digest is not None:
+            ledger._bind(digest, "the data set")
+        return ledger
+
+    @classmethod
+    def of(cls, given: Any) -> Ledger:
+        """A ledger, or the one in the file that is named."""
+        if isinstance(given, Ledger):
+            return given
+        if isinstance(given, str | os.PathLike):
+            return cls(given)
+        raise TypeError(
+            f"ledger: expected a dpvim.Ledger or the name of its file, got {type(given).__name__}."
+        )
+
+    def about(self, data: Any) -> Ledger:
+        """The ledger for fits to another form of `data`; as it is if it was told already."""
+        if self._source is not None:
+            return self
+        return Ledger(self.path, data=data, allow_seeds=self.allow_seeds)
+
+    # -- what is declared -------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Name of the data set."""
+        return self._declared.name
+
+    @property
+    def epsilon(self) -> float:
+        """The most that all releases together may cost, at `delta`."""
+        return self._declared.epsilon
+
+    @property
+    def delta(self) -> float:
+        return self._declared.delta
+
+    @property
+    def relation(self) -> Relation:
+        return Relation(self._declared.relation)
+
+    @property
+    def unit(self) -> str:
+        """Whom the guarantee is for: ``record`` or ``person``."""
+        return self._declared.unit
+
+    @property
+    def budget(self) -> cost.Budget:
+        """Epsilon, delta and relation."""
+        return cost.Budget(self.epsilon, self.delta, self.relation)
+
+    # -- what was spent ---------------------------------------------------------------------------
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All entries, as they are in the file now."""
+        return tuple(entry for _, entry in self._contents().entries)
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        """All releases, in the order of their bookings."""
+        return _state(self.path, self._contents()).releases
+
+    @property
+    def prices(self) -> list[PrivacyPlan]:
+        """Plans of the steps that are paid for."""
+        return _prices(self.releases)
+
+    def spent(self) -> float:
+        """Epsilon of all releases together, at the ledger's delta."""
+        return self.budget.total(self.prices)
+
+    def left(self) -> float:
+        """Epsilon that one more release on all records may have, at the ledger's delta.
+
+        This is more than `epsilon` less `spent()`: epsilons do not add up.
+        """
+        return cost.epsilon_left(self.budget, self.prices)
+
+    def check(self) -> list[Problem]:
+        """All that is wrong with the file, line by line; nothing is repaired."""
+        with storage.opened(self.path) as file:
+            return problems_of(file.contents)
+
+    # -- booking ----------------------------------------------------------------------------------
+
+    def book(
+        self,
+        plan: PrivacyPlan,
+        *,
+        purpose: str,
+        data: Any = None,
+        delta: float | None = None,
+        runs: int = 1,
+        mechanism: str = GRADIENTS,
+        seeded: bool = False,
+    ) -> Booking:
+        """Pay for a release before it is made.
+
+        Args:
+            plan: Of the release, calibrated.
+            purpose: For people who read the ledger; public.
+            data: What the release is made from, to be compared with the ledger's data set.
+            delta: At which epsilon of this release by itself is noted. Default: the ledger's.
+            runs: Number of runs of the plan.
+            mechanism: ``gradients`` or ``counts``.
+            seeded: Whether batches and noise come from a given seed.
+
+        Raises:
+            BudgetExceededError: It would cost more than is left; says what could be had.
+            LedgerError: The data are not the ledger's, or the file is damaged.
+        """
+        (booking,) = self.book_all(
+            [Job(plan, runs)],
+            purpose=purpose,
+            data=data,
+            delta=delta,
+            mechanism=mechanism,
+            seeded=seeded,
+        )
+        return booking
+
+    def book_all(
+        self,
+        jobs: Sequence[Job],
+        *,
+        purpose: str,
+        data: Any = None,
+        delta: float | None = None,
+        mechanism: str = GRADIENTS,
+        seeded: bool = False,
+    ) -> list[Booking]:
+        """Pay for several releases at once, or for none of them; arguments as in `book`."""
+        purpose = _text("purpose", purpose)
+        _validate.one_of("mechanism", mechanism, (GRADIENTS, COUNTS))
+        if seeded and not self.allow_seeds:
+            raise ValueError(
+                "seed: expected none with a ledger. Whoever knows a seed can take the noise away: "
+                "such a release has no price that could be booked. Leave out the seed, or the "
+                "ledger."
+            )
+        for job in jobs:
+            self._check_plan(job.plan)
+            _validate.positive_int("runs", job.runs)
+        delta = self.delta if delta is None else _validate.open_unit("delta", delta)
+        digest = self._source
+        if digest is None and data is not None:
+            digest = digest_of(data)
+        plans = [job.plan.with_steps(job.runs * job.plan.num_steps) for job in jobs]
+        own = [plan.epsilon(delta) for plan in plans]
+        with storage.opened(self.path, write=True) as file:
+            state = _state(self.path, file.contents)
+            new: list[Entry] = []
+            if digest is not None and not _check_data(self.path, state, digest):
+                new.append(_bound(self.path, digest, "the data of the first booking"))
+            spent = _prices(state.releases)
+            total = self.budget.total([*spent, *plans])
+            affordable = total <= self.epsilon
+            if affordable:
+                booked = [
+                    Booked(
+                        id=secrets.token_hex(4),
+                        purpose=purpose,
+                        mechanism=mechanism,
+                        plan=dataclasses.asdict(job.plan),
+                        runs=job.runs,
+                        epsilon=epsilon,
+                        delta=delta,
+                        total=total
+                        if i == len(jobs) - 1
+                        else self.budget.total([*spent, *plans[: i + 1]]),
+                        seeded=seeded,
+                        time=now(),
+                    )
+                    for i, (job, epsilon) in enumerate(zip(jobs, own, strict=True))
+                ]
+                file.append([*new, *booked])
+        if not affordable:
+            raise BudgetExceededError(self._refusal(spent, plans, total, delta))
+        return [Booking(self, each.id, each.steps) for each in booked]
+
+    def check_affordable(self, plan: PrivacyPlan, *, delta: float | None = None) -> float:
+        """The total after a release with this plan. Nothing is booked.
+
+        Raises:
+            BudgetExceededError: As `book` would.
+        """
+        self._check_plan(plan)
+        spent = self.prices
+        total = self.budget.total([*spent, plan])
+        if total > self.epsilon:
+            delta = self.delta if delta is None else delta
+            raise BudgetExceededError(self._refusal(spent, [plan], total, delta))
+        return total
+
+    def booking(self, id: str) -> Booking:
+        """A booking by its id, to go on with a run that was killed, or to settle it."""
+        for release in self.releases:
+            if release.booked.id == id:
+                return Booking(self, id, release.booked.steps)
+        raise LedgerError(f"{self.path}: there is no booking {id!r}. `entries` has them all.")
+
+    def bind(self, data: Any, note: str) -> None:
+        """Say that `data` are the ledger's data set, too: a recoding of it, or a part.
+
+        Args:
+            data: A file, a table or arrays.
+            note: For people who read the ledger; public.
+        """
+        self._bind(digest_of(data), _text("note", note))
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _bind(self, digest: bytes, note: str) -> None:
+        with storage.opened(self.path, write=True) as file:
+            _state(self.path, file.contents)
+            file.append([_bound(self.path, digest, note)])
+
+    def _settle(self, id: str, steps: int) -> None:
+        with storage.opened(self.path, write=True) as file:
+            state = _state(self.path, file.contents)
+            (release,) = [each for each in state.releases if each.booked.id == id]
+            if release.settled is not None:
+                if release.settled.steps == steps:
+                    return
+                raise LedgerError(
+                    f"{self.path}: the booking {id} was settled at {release.settled.steps:,} steps "
+                    f"and cannot be at {steps:,}: what it did not use may have been spent. Book "
+                    "more steps anew."
+                )
+            price = release.booked.price(steps)
+            others = _prices([each for each in state.releases if each.booked.id != id])
+            settled = Settled(
+                id=id,
+                steps=steps,
+                epsilon=0.0 if price is None else price.epsilon(release.booked.delta),
+                total=self.budget.total(others if price is None else [*others, price]),
+            )
+            file.append([settled])
+
+    def _check_plan(self, plan: PrivacyPlan) -> None:
+        if not isinstance(plan, PrivacyPlan):
+            raise TypeError(
+                f"plan: expected a dpvim.PrivacyPlan, got {type(plan).__name__}. A fit without "
+                "noise has no price that could be booked."
+            )
+        plan.noise_stddev  # noqa: B018 -- refuse a plan that was not calibrated
+        if plan.relation is not self.relation:
+            raise ValueError(
+                f"relation: expected {self.relation.value!r}, which the ledger {self.path} "
+                f"declares, got {plan.relation.value!r}. Costs of different relations do not "
+                "compose: give all releases the same one."
+            )
+        unit = getattr(plan, "unit", RECORD)
+        if unit != self.unit:
+            raise ValueError(
+                f"unit: expected a plan whose unit of privacy is a {self.unit}, which the ledger "
+                f"{self.path} declares, got one for a {unit}."
+            )
+
+    def _refusal(
+        self, spent: list[PrivacyPlan], plans: list[PrivacyPlan], total: float, delta: float
+    ) -> str:
+        budget = self.budget
+        before = cost.spelled(budget.total(spent), self.delta)
+        left = cost.epsilon_left(budget, spent)
+        some = "this release" if len(plans) == 1 else f"these {len(plans)} releases"
+        text = (
+            f"{self.path}: {some} would bring the total of {self.name!r} to "
+            f"{cost.spelled(total, self.delta)}; its budget is "
+            f"{cost.spelled(self.epsilon, self.delta)}, of which {before} are spent. One release "
+            f"of epsilon = {int(left * 1e4) / 1e4:.4g} at delta = {self.delta:g} is left. "
+        )
+        if len(plans) == 1:
+            text += cost.offers(budget, spent, plans[0], delta)
+        return text + " Nothing was released."
+
+    def _contents(self) -> Contents:
+        with storage.opened(self.path) as file:
+            return file.contents
+
+    def __repr__(self) -> str:
+        return f"<Ledger {str(self.path)!r} of {self.name!r}: {self.epsilon:g} at {self.delta:g}>"
+
+
+class Booking:
+    """A release that is paid for.
+
+    Attributes:
+        ledger: Where it is booked.
+        id: Its name there; `Ledger.booking` finds it.
+        steps: Number of steps that are paid for.
+    """
+
+    def __init__(self, ledger: Ledger, id: str, steps: int) -> None:
+        self.ledger, self.id, self.steps = ledger, id, steps
+
+    def settle(self, steps: int) -> None:
+        """Say how many steps were begun in the end; the rest is free for other releases.
+
+        To settle once more at the same number does nothing.
+        """
+        if isinstance(steps, bool) or not 0 <= steps <= self.steps:
+            raise ValueError(
+                f"steps: expected 0 to {self.steps:,}, which are booked, got {steps!r}. More steps "
+                "are booked before they are taken."
+            )
+        self.ledger._settle(self.id, int(steps))
+
+    def settle_or_warn(self, steps: int) -> None:
+        """`settle`, where a result must not be lost for a ledger that cannot be written to.
+
+        A booking that is not settled counts at its full price, which is safe.
+        """
+        try:
+            self.settle(steps)
+        except (OSError, LedgerError) as error:
+            warnings.warn(
+                f"the booking {self.id} could not be settled at {steps:,} steps, and counts at its "
+                f"full price: {error} Settle it later: ledger.booking({self.id!r}).settle({steps})",
+                PrivacyWarning,
+                stacklevel=2,
+            )
+
+    def __repr__(self) -> str:
+        return f"<Booking {self.id}: {self.steps:,} steps in {str(self.ledger.path)!r}>"
+
+
+class _State(NamedTuple):
+    """A ledger's entries, understood."""
+
+    declared: Declared
+    bound: list[Bound]
+    releases: tuple[Release, ...]
+
+
+def problems_of(contents: Contents) -> list[Problem]:
+    """All that is wrong with a file: lines that were changed, and entries that make no sense."""
+    problems = list(contents.problems)
+    return problems or _understand(contents)[1]
+
+
+def _state(path: Path, contents: Contents) -> _State:
+    """The entries of a file in which nothing is wrong."""
+    problems = list(contents.problems)
+    state = None
+    if not problems:
+        state, problems = _understand(contents)
+    if problems or state is None:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise LedgerError(
+            f"{path}: the ledger is damaged: {problems[0]}{more}. Nothing is booked in it before "
+            "it is as it was: restore it from a copy. `dpvim ledger check` has all that is wrong."
+        )
+    return state
+
+
+def _understand(contents: Contents) -> tuple[_State | None, list[Problem]]:
+    entries = contents.entries
+    if not entries or not isinstance(entries[0][1], Declared):
+        text = "expected a budget that is declared; the file was cut short or is no ledger"
+        return None, [Problem(1, text)]
+    bound: list[Bound] = []
+    booked: dict[str, tuple[int, Booked]] = {}
+    settled: dict[str, Settled] = {}
+    problems = []
+    for line, entry in entries[1:]:
+        if isinstance(entry, Declared):
+            problems.append(Problem(line, "declares a second budget"))
+        elif isinstance(entry, Bound):
+            bound.append(entry)
+        elif isinstance(entry, Booked):
+            if entry.id in booked:
+                problems.append(Problem(line, f"books {entry.id} a second time"))
+            booked[entry.id] = (line, entry)
+        elif isinstance(entry, Settled):
+            known = booked.get(entry.id)
+            if known is None or entry.id in settled or not 0 <= entry.steps <= known[1].steps:
+                text = f"settles {entry.id}, which is not booked, is settled, or has fewer steps"
+                problems.append(Problem(line, text))
+            settled[entry.id] = entry
+    releases = tuple(Release(line, entry, settled.get(entry.id)) for line, entry in booked.values())
+    return _State(entries[0][1], bound, releases), problems
+
+
+def _prices(releases: Sequence[Release]) -> list[PrivacyPlan]:
+    return [release.price for release in releases if release.price is not None]
+
+
+def _check_data(path: Path, state: _State, digest: bytes) -> bool:
+    """True if data are bound to the ledger, False if none are yet.
+
+    Raises:
+        LedgerError: Others are.
+    """
+    if not state.bound:
+        return False
+    key = read_key(path)
+    known = {each.fingerprint for each in state.bound if key is not None and each.key == key.name}
+    if key is None or not known:
+        raise LedgerError(
+            f"{key_path(path)}: expected the key with which the ledger knows its data, "
+            f"{'got another one' if key else 'there is none'}. Restore it from a copy; or, if it "
+            "is lost and you are sure of the data, bind them anew: ledger.bind(data, note)."
+        )
+    if key.fingerprint(digest) not in known:
+        raise LedgerError(
+            f"data: expected the data set of {path} ({state.declared.name!r}), got data with "
+            "another fingerprint. Other people's records have a ledger of their own. If these are "
+            "the same records in another form or a part of them, say so once: ledger.bind(data, "
+            "note), or name the data set that they were made from: Ledger(path, data=...)."
+        )
+    return True
+
+
+def _bound(path: Path, digest: bytes, note: str) -> Bound:
+    """The entry that binds data, with the ledger's key, which is made if there is none."""
+    key = read_key(path) or make_key(path)
+    return Bound(fingerprint=key.fingerprint(digest), key=key.name, note=note, time=now())
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{name}: expected a few words, got {value!r}. It is public.")
+    return " ".join(value.split())
