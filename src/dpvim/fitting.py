@@ -249,5 +249,6 @@ def _as_fit(prepared: PreparedFit, call: Request, result: RunResult) -> Fit:
         releases=result.releases,
         several_modes=prepared.bridged.several_modes,
         is_mixture=prepared.bridged.is_mixture,
+        blocks=prepared.bridged.problem.blocks,
         session=Session(prepared, counter, seed, result.state, result.steering),
     )
