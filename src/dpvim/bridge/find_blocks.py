@@ -93,11 +93,8 @@ def find_blocks(
     for term in total.terms:
         for together in reader.combinations(term):
             groups.join(_bits(together))
-    labels = [
-        groups.of(int(unit)) if known else NO_BLOCK
-        for unit, known in zip(units, informed, strict=True)
-    ]
-    return Blocks.from_labels(labels)
+    labels = np.array([groups.of(int(unit)) for unit in units])
+    return Blocks.from_labels(np.where(informed, labels, NO_BLOCK))
 
 
 class _Value(NamedTuple):
@@ -339,10 +336,9 @@ def _padded(sets: list[np.ndarray], params: Any, shape: tuple[int, ...]) -> np.n
     config = params["padding_config"]
     if filling.any() or any(low < 0 or high < 0 or inside for low, high, inside in config):
         return _full(shape, _union([*given.flat, *filling.flat]))
-    found = _full(shape, 0)
-    found[
-        tuple(slice(low, low + n) for (low, _, _), n in zip(config, given.shape, strict=True))
-    ] = given
+    found, starts = _full(shape, 0), [low for low, _, _ in config]
+    ends = np.add(starts, given.shape)
+    found[tuple(slice(*cut) for cut in zip(starts, ends, strict=True))] = given
     return found
 
 
