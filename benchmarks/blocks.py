@@ -12,6 +12,8 @@ target    The mixture of `synthesize(engine="dpvi", target=...)` with its regres
 wide      One logistic regression with 300 coefficients, independent features: one block, too large.
           The releases have a diagonal curvature, on request.
 correlated  The same, with a correlation of 0.6 between any two features.
+sites     A logistic regression with 3 sites of 60 coefficients and the same correlation, whose sites
+          are taken for blocks although they are not: curvature within sites alone.
 
 Writes benchmarks/results/blocks.csv: the share of 90 % intervals that hold the truth, and the
 median ratio of standard deviations to those of the non-private posterior, by data set and method.
@@ -25,6 +27,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import numpyro
@@ -34,6 +37,7 @@ from scipy import special
 
 import dpvim
 from dpvim.experiments import population
+from dpvim.inference.blocks import Blocks
 
 RESULTS = Path(__file__).parent / "results" / "blocks.csv"
 EPSILON, DELTA = 1.0, 1e-5
@@ -138,6 +142,27 @@ def wide(seed: int, correlation: float = 0.0) -> Outcome:
     return Outcome(fit, np.arange(300), truth, laplace_sd(X, truth))
 
 
+def sites_model(X: Any, y: Any = None) -> None:
+    w = [coefficients(name, OF_SITE) for name in "abc"]
+    predictor = sum(X[:, OF_SITE * i : OF_SITE * (i + 1)] @ part for i, part in enumerate(w))
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=predictor), obs=y)
+
+
+OF_SITE = 60
+
+
+def sites(seed: int) -> Outcome:
+    rng = np.random.default_rng(seed)
+    dim = 3 * OF_SITE
+    X, truth = features(rng, dim, correlation=0.6), PRIOR_SCALE * rng.normal(size=dim)
+    X = X[:, rng.permutation(dim)]
+    by_site = Blocks.from_labels(np.repeat(np.arange(3), OF_SITE))
+    with mock.patch("dpvim.bridge.model.find_blocks", lambda *arguments: by_site):
+        fit = run(sites_model, X, outcomes(rng, X @ truth), clip_norm=4.0, seed=seed)
+    return Outcome(fit, np.arange(dim), truth, laplace_sd(X, truth))
+
+
 def target(seed: int) -> Outcome:
     frame = population.simulate(seed=seed)
     twin = dpvim.synthesize(
@@ -157,27 +182,24 @@ def target(seed: int) -> Outcome:
     truth = population.truth().coefficients().to_numpy().copy()
     truth[0] -= model.log_mean_offset
     # The information of a Poisson regression, in the model's features.
-    levels = frame.drop(columns=population.OUTCOME)
-    design = pd.get_dummies(levels, drop_first=False).to_numpy(float)
-    codes = [pd.Categorical(levels[c.name], categories=c.levels).codes for c in SCHEMA_COLUMNS]
-    design = np.column_stack(
-        [np.ones(len(frame))]
-        + [(code == level) for code, c in zip(codes, SCHEMA_COLUMNS, strict=True) for level in
-           range(1, len(c.levels))]
-    )
+    indicators = [
+        frame[column.name] == level for column in COLUMNS for level in column.levels[1:]
+    ]
+    design = np.column_stack([np.ones(len(frame)), *indicators])
     rate = np.exp(model.log_mean_offset + design @ truth)
     scales = np.append(model.intercept_scale, np.full(len(truth) - 1, model.prior_scale))
     precision = (design * rate[:, None]).T @ design + np.diag(1 / scales**2)
     return Outcome(fit, chosen, truth, np.sqrt(np.diagonal(np.linalg.inv(precision))))
 
 
-SCHEMA_COLUMNS: Any = population.SCHEMA.columns[:-1]
+COLUMNS: Any = population.SCHEMA.columns[:-1]
 CASES: dict[str, Callable[[int], Outcome]] = {
     "two": two,
     "groups": groups,
     "target": target,
     "wide": wide,
     "correlated": lambda seed: wide(seed, correlation=0.6),
+    "sites": sites,
 }
 
 
