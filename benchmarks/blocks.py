@@ -182,9 +182,7 @@ def target(seed: int) -> Outcome:
     truth = population.truth().coefficients().to_numpy().copy()
     truth[0] -= model.log_mean_offset
     # The information of a Poisson regression, in the model's features.
-    indicators = [
-        frame[column.name] == level for column in COLUMNS for level in column.levels[1:]
-    ]
+    indicators = [frame[column.name] == level for column in COLUMNS for level in column.levels[1:]]
     design = np.column_stack([np.ones(len(frame)), *indicators])
     rate = np.exp(model.log_mean_offset + design @ truth)
     scales = np.append(model.intercept_scale, np.full(len(truth) - 1, model.prior_scale))

@@ -98,6 +98,18 @@ def parameters_as_an_index(v, r):
     return v["shift"][jnp.floor(v["a"][:1]).astype(int)].sum() * r["y"]
 
 
+def a_product(v, r):
+    return jnp.sum(v["a"][:2] * v["b"]) * r["y"]
+
+
+def a_matrix_product(v, r):
+    return r["x"][:2] @ (v["table"].T @ v["shift"])
+
+
+def a_ratio(v, r):
+    return r["y"] * v["a"][0] / v["scale"]
+
+
 def several_rows(v, r):
     return log_normal(r["y"], v["shift"][jnp.stack([r["g"], r["h"]])].sum())
 
@@ -120,6 +132,9 @@ EXPECTED = {
     sorted_entries: [[A]],
     parameters_as_an_index: [[(A, 0), SHIFT]],
     several_rows: [[SHIFT]],
+    a_product: [[(A, i), (B, i)] for i in range(2)],
+    a_matrix_product: [[TABLE, SHIFT]],
+    a_ratio: [[(A, 0), SCALE]],
 }
 CASES = pytest.mark.parametrize("log_prob", EXPECTED, ids=lambda f: f.__name__)
 
@@ -146,8 +161,8 @@ def labels_of(function, informed=None):
 def coordinates(what):
     if isinstance(what, tuple):
         site, place = what
-        return np.flatnonzero(SITES == site)[[place]]
-    return np.flatnonzero(SITES == what)
+        return np.flatnonzero(site == SITES)[[place]]
+    return np.flatnonzero(what == SITES)
 
 
 @CASES

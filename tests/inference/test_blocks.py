@@ -41,7 +41,9 @@ def test_a_block_has_the_products_of_its_own_coordinates(blocks):
     collector = Collector(dim, plan, blocks)
     collector.add(0, 32, x, g * plan.sampling_prob)
     sums = collector.total()
-    assert all(a.shape == b.shape for a, b in zip(sums, ReleaseSums.zeros(dim, blocks), strict=True))
+    assert all(
+        a.shape == b.shape for a, b in zip(sums, ReleaseSums.zeros(dim, blocks), strict=True)
+    )
     for number, members in enumerate(blocks.members):
         found = sums.of_block(number, blocks)
         own_x, own_g = x[:, members], g[:, members]
