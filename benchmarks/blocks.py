@@ -5,14 +5,14 @@
 Parameters are drawn from the prior and records from the model, at epsilon 1 (delta 1e-5); the
 target's regression has the simulated population of the paper's health study, whose truth is fixed.
 
-two       Two logistic regressions with 80 coefficients each, features of different scales: 2 blocks.
+two       Two logistic regressions with 80 coefficients each, features of many scales: 2 blocks.
 groups    40 groups with a logistic regression of 5 coefficients each, by lookup: 40 blocks.
 target    The mixture of `synthesize(engine="dpvi", target=...)` with its regression: 2 blocks. The
           coefficients of the regression are counted.
 wide      One logistic regression with 300 coefficients, independent features: one block, too large.
           The releases have a diagonal curvature, on request.
 correlated  The same, with a correlation of 0.6 between any two features.
-sites     A logistic regression with 3 sites of 60 coefficients and the same correlation, whose sites
+sites     A logistic regression with 3 sites of 60 coefficients and the same correlation; sites
           are taken for blocks although they are not: curvature within sites alone.
 
 Writes benchmarks/results/blocks.csv: the share of 90 % intervals that hold the truth, and the
@@ -158,7 +158,7 @@ def sites(seed: int) -> Outcome:
     X, truth = features(rng, dim, correlation=0.6), PRIOR_SCALE * rng.normal(size=dim)
     X = X[:, rng.permutation(dim)]
     by_site = Blocks.from_labels(np.repeat(np.arange(3), OF_SITE))
-    with mock.patch("dpvim.bridge.model.find_blocks", lambda *arguments: by_site):
+    with mock.patch("dpvim.bridge.model.find_blocks", return_value=by_site):
         fit = run(sites_model, X, outcomes(rng, X @ truth), clip_norm=4.0, seed=seed)
     return Outcome(fit, np.arange(dim), truth, laplace_sd(X, truth))
 
