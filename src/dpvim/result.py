@@ -32,7 +32,6 @@ from dpvim.posterior.from_trace import (
     WindowRule,
     posterior_from_trace,
 )
-from dpvim.posterior.joint import posterior_by_block
 from dpvim.posterior.posterior import Posterior
 from dpvim.prepared import PreparedFit, numpyro_params
 from dpvim.privacy.plan import Plan, PrivacyPlan
@@ -254,6 +253,8 @@ class Fit:
         """Blocks from the releases where they can tell, and from the trace where not."""
         if not isinstance(self.releases, ReleaseSums) or not self._why_not_blocks:
             return self._from_releases
+        from dpvim.posterior.joint import posterior_by_block
+
         why_not, members = self._why_not_blocks, self._blocks.members
         trace = cast(GaussianPosterior, self._from_trace.latent_dist)
         found = posterior_by_block(
@@ -280,6 +281,8 @@ class Fit:
                 "method='releases': this fit has no sums of released gradients. They are kept "
                 "for variant='aligned', in fits (and files) made with this version."
             )
+        from dpvim.posterior.joint import posterior_by_block
+
         why_not, every = self._why_not_releases, self.trace.every
         if why_not is None and isinstance(self.releases, ReleaseSums):
             why_not = next(iter(self._why_not_blocks.values()), None)
