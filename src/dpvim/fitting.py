@@ -67,7 +67,7 @@ def fit(model: Model, *data: Any, **options: Any) -> Fit:
         probe_width: How much wider than the approximation gradients are taken in the first three
             quarters of the run, at least 1. It costs no privacy and makes the posterior from the
             releases narrower (docs/honest-posterior.md). ``"auto"``: a quarter of the root of
-            records a parameter, 1 to 8; 1 for more than 128 parameters, and for variants that
+            records a parameter, 1 to 8; 1 for blocks of more than 128, and for variants that
             cannot probe elsewhere.
         trace_every: Steps between snapshots. Default: about 2000 snapshots.
         ledger: A `dpvim.Ledger`, or its file: the fit is booked there before its first step, with
@@ -278,5 +278,6 @@ def _as_fit(
         releases=result.releases,
         several_modes=prepared.bridged.several_modes,
         is_mixture=prepared.bridged.is_mixture,
+        blocks=prepared.bridged.problem.blocks,
         session=Session(prepared, counter, seed, result.state, result.steering, account),
     )

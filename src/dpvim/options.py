@@ -109,14 +109,15 @@ class FitOptions:
         family = spec.make(layout, self.scale_transform)
         return family, make_variant(self.variant or _DEFAULT_VARIANT, family)
 
-    def width_at(self, plan: Plan, dim: int, *, several_modes: bool) -> Any:
+    def width_at(self, plan: Plan, dim: int, *, largest_block: int, several_modes: bool) -> Any:
         """The width of the probes by the step's number, or None if it is 1 throughout."""
         if self.is_steered:
             return window_widths(self.wide_probes(plan, dim), plan.num_steps)
         width = self.probe_width
         if width == "auto":
             # Wide probes tell the curvature, which is inferred only if all products are kept.
-            inferred = self._can_widen() and dim <= LARGEST_FULL_DIM and not several_modes
+            inferred = largest_block <= LARGEST_FULL_DIM and not several_modes
+            inferred = inferred and self._can_widen()
             width = self.wide_probes(plan, dim) if inferred else 1.0
         return None if width == 1 else width_schedule(width, plan.num_steps)
 

@@ -90,7 +90,12 @@ class PreparedFit:
         # Clipped sums that models bring know weights, not matrices.
         problem = self.bridged.by_record if variant.whitens else self.bridged.problem
         dim = self.num_informed if options.is_steered else problem.dim
-        width_at = options.width_at(plan, dim, several_modes=self.bridged.several_modes)
+        width_at = options.width_at(
+            plan,
+            dim,
+            largest_block=dim if problem.blocks is None else problem.blocks.largest,
+            several_modes=bool(self.bridged.several_modes),
+        )
         optimizer = optax.set_to_zero() if options.is_steered else options.optimizer
         self.engine = make_engine(problem, family, variant, optimizer, plan, width_at)
         # The way from Python takes longer than a step by itself.

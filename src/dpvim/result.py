@@ -8,6 +8,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
+import numpy as np
 from jaxtyping import Array
 from numpyro.infer.autoguide import AutoGuide
 
@@ -17,6 +18,7 @@ from dpvim._extras import require
 from dpvim._progress import show_progress
 from dpvim.bridge.data import prepare
 from dpvim.bridge.latent_space import LatentSpace
+from dpvim.inference.blocks import Blocks
 from dpvim.inference.engine import State
 from dpvim.inference.families import Family
 from dpvim.inference.release_sums import LARGEST_FULL_DIM, ReleaseSums
@@ -26,6 +28,7 @@ from dpvim.ledger.payment import Account
 from dpvim.posterior.doubts import warn_of_doubts
 from dpvim.posterior.from_trace import (
     EstimateName,
+    GaussianPosterior,
     NoiseAwareness,
     WindowRule,
     posterior_from_trace,
@@ -67,9 +70,10 @@ class Fit:
         releases: Sums of the released gradients and their points; None if the variant releases
             something else, and for files of older versions.
         saved_prior: A Gaussian that stands for the model's prior, in a fit that was loaded.
-        several_modes: Whether the model declares that its posterior has several modes.
+        several_modes: Sites that the model declares to have several modes.
         is_mixture: Whether an observed site of the model is a mixture of distributions.
         saved_draws: Draws of the posterior with the model's own prior, in a fit that was loaded.
+        blocks: Blocks of the latent, which share no term of the likelihood; None if unknown.
         session: What took the steps, to go on with; None for a fit that was loaded. It knows the
             shapes of the data, so it is for the data holder; `save` leaves it out.
     """
@@ -81,9 +85,10 @@ class Fit:
     family: Family
     releases: ReleaseSums | SteeredReleases | None = None
     saved_prior: GaussianPrior | None = None
-    several_modes: bool = False
+    several_modes: tuple[str, ...] = ()
     is_mixture: bool = False
     saved_draws: PriorDraws | None = None
+    blocks: Blocks | None = None
     session: Session | None = None
 
     @functools.cached_property
@@ -92,14 +97,16 @@ class Fit:
 
         Inferred from the releases where these can tell: of runs that follow them
         (docs/defaults.md), and of private runs of the aligned variant (docs/honest-posterior.md)
-        that are not too short, with at most 128 parameters, proper priors, and a model that does
-        not declare several modes. Else it is the average of the trace. ``posterior.method`` and
-        ``posterior.reason`` say which, and why.
+        that are not too short and have proper priors. Parameters that share no term of the
+        likelihood are inferred apart, in blocks; blocks with more than 128 parameters, or of sites
+        that the model declares to have several modes, have the average of the trace, and so has a
+        fit that is no such run. ``posterior.method`` and ``posterior.reason`` say which, and why;
+        ``posterior.summary()`` says it of each parameter.
 
         Parameters whose intervals are doubtful are announced with a `ConvergenceWarning`;
         `posterior.not_converged` and `posterior.summary()` name them.
         """
-        found = self._from_trace if self._why_not_releases else self._from_releases
+        found = self._from_trace if self._why_not_releases else self._by_block
         warn_of_doubts(found, stacklevel=4)
         return found
 
@@ -182,7 +189,7 @@ class Fit:
     def _from_trace(self) -> Posterior:
         return self.posterior_from("trace")
 
-    def _as_posterior(self, found: Any, method: Method, reason: str) -> Posterior:
+    def _as_posterior(self, found: Any, method: str, reason: str) -> Posterior:
         facts = self.privacy.to_dict()
         return Posterior(found, self.space, self.trace.every, facts, method, reason)
 
@@ -204,12 +211,9 @@ class Fit:
             return "no sums of released gradients were kept; they are for the aligned variant"
         if isinstance(sums, SteeredReleases):
             return None if sums.is_complete else "the run was interrupted"
-        if self.several_modes:
-            return "the model has several modes, and releases tell about one"
-        if not sums.is_full:
-            return f"{sums.dim} parameters are more than {LARGEST_FULL_DIM}"
-        if not sums.are_enough:
-            return "the run is too short for its parameters"
+        why_not = self._why_not_blocks
+        if len(why_not) == len(self._blocks.members):
+            return next(iter(why_not.values()))
         if self.saved_prior is None and self.session is None:
             return "the file has no prior"
         try:
@@ -217,6 +221,58 @@ class Fit:
         except NotImplementedError:
             return "the prior is improper"
         return None
+
+    @property
+    def _blocks(self) -> Blocks:
+        return self.blocks or Blocks.one(self.space.dim)
+
+    @functools.cached_property
+    def _why_not_blocks(self) -> dict[int, str]:
+        """Blocks whose posterior is not inferred from the releases, by number, and why."""
+        assert isinstance(self.releases, ReleaseSums)
+        sites = np.repeat(
+            [site.name in self.several_modes for site in self.space.sites],
+            [site.raw_size for site in self.space.sites],
+        )
+        found = {}
+        for number, members in enumerate(self._blocks.members):
+            sums = self.releases.of_block(number, self._blocks)
+            if sites[members].any():
+                found[number] = "the model has several modes, and releases tell about one"
+            elif not sums.is_full:
+                found[number] = f"{len(members)} parameters are more than {LARGEST_FULL_DIM}"
+            elif not sums.are_enough:
+                found[number] = "the run is too short for its parameters"
+        # A family that is no Gaussian has no posterior of some of its coordinates alone.
+        if found and not self.family.is_gaussian:
+            return dict.fromkeys(range(len(self._blocks.members)), next(iter(found.values())))
+        return found
+
+    @functools.cached_property
+    @single_precision
+    def _by_block(self) -> Posterior:
+        """Blocks from the releases where they can tell, and from the trace where not."""
+        if not isinstance(self.releases, ReleaseSums) or not self._why_not_blocks:
+            return self._from_releases
+        from dpvim.posterior.joint import posterior_by_block
+
+        why_not, members = self._why_not_blocks, self._blocks.members
+        trace = cast(GaussianPosterior, self._from_trace.latent_dist)
+        found = posterior_by_block(
+            self.releases,
+            self.plan,
+            self.prior,
+            self._blocks,
+            others={number: trace.of(members[number]) for number in why_not},
+            snapshot_steps=self.trace.every,
+        )
+        methods = np.full(self.space.dim, "releases")
+        for number in why_not:
+            methods[members[number]] = "trace"
+        reasons = " and ".join(dict.fromkeys(why_not.values()))
+        reason = f"by block: the trace for {(methods == 'trace').sum()} parameters, since {reasons}"
+        posterior = self._as_posterior(found, "releases and trace", reason)
+        return dataclasses.replace(posterior, methods=tuple(map(str, methods)))
 
     @functools.cached_property
     @single_precision
@@ -226,13 +282,15 @@ class Fit:
                 "method='releases': this fit has no sums of released gradients. They are kept "
                 "for variant='aligned', in fits (and files) made with this version."
             )
-        from dpvim.posterior.from_releases import mixture_from_releases
+        from dpvim.posterior.joint import posterior_by_block
 
         why_not, every = self._why_not_releases, self.trace.every
+        if why_not is None and isinstance(self.releases, ReleaseSums):
+            why_not = next(iter(self._why_not_blocks.values()), None)
         reason = "identified by them" if why_not is None else f"asked for, although {why_not}"
         if not isinstance(self.releases, SteeredReleases):
-            found = mixture_from_releases(
-                self.releases, self.plan, self.prior, snapshot_steps=every
+            found = posterior_by_block(
+                self.releases, self.plan, self.prior, self._blocks, snapshot_steps=every
             )
             return self._as_posterior(found, "releases", reason)
         steered, draws = self._from_windows
@@ -295,7 +353,9 @@ class Fit:
                 "a file that stays with you: save(path, not_for_release=True)."
             )
         saved = SavedFit(self.plan, self.privacy, self.trace, self.space, self.family)
-        saved = saved._replace(several_modes=self.several_modes, is_mixture=self.is_mixture)
+        saved = saved._replace(
+            several_modes=self.several_modes, is_mixture=self.is_mixture, blocks=self.blocks
+        )
         if self.releases is not None:
             with contextlib.suppress(NotImplementedError):  # a prior that cannot be drawn from
                 saved = saved._replace(prior=self.prior)

@@ -21,6 +21,7 @@ from numpyro.distributions import constraints
 from dpvim import archives
 from dpvim.archives import FileError
 from dpvim.bridge.latent_space import LatentSpace, Site
+from dpvim.inference.blocks import Blocks
 from dpvim.inference.families import FAMILIES, Family
 from dpvim.inference.release_sums import ReleaseSums
 from dpvim.inference.steering import SteeredReleases
@@ -65,9 +66,10 @@ class SavedFit(NamedTuple):
     family: Family
     releases: ReleaseSums | SteeredReleases | None = None
     prior: GaussianPrior | None = None
-    several_modes: bool = False
+    several_modes: tuple[str, ...] = ()
     is_mixture: bool = False
     draws: PriorDraws | None = None
+    blocks: Blocks | None = None
 
 
 def write(path: str | Path, saved: SavedFit) -> None:
@@ -78,8 +80,9 @@ def write(path: str | Path, saved: SavedFit) -> None:
         "family": saved.family.name,
         "family_options": dict(saved.family.options),
         "scale_transform": saved.family.scale_transform,
-        "several_modes": saved.several_modes,
+        "several_modes": list(saved.several_modes),
         "is_mixture": saved.is_mixture,
+        "blocks": None if saved.blocks is None else list(saved.blocks.labels),
         "sites": [_site_to_json(site) for site in saved.space.sites],
         "plan": plan_to_json(saved.plan),
         "privacy": privacy_to_json(saved.privacy),
@@ -154,8 +157,9 @@ def _assemble(
     privacy = privacy_from_json(meta["privacy"], plan)
     if isinstance(privacy, PrivacyStatement) and privacy.steps_done < steps[-1]:
         raise ValueError(f"{steps[-1]} steps were taken, {privacy.steps_done} are accounted for")
+    blocks = _blocks_from_json(meta.get("blocks"), space.dim)
     if releases is not None:
-        _check_like(_RELEASES, releases, _zeros_like(releases, space.dim))
+        _check_like(_RELEASES, releases, _zeros_like(releases, space.dim, blocks))
         if releases.steps.sum() > steps[-1]:
             raise ValueError(f"{steps[-1]} steps were taken, {releases.steps.sum():g} are summed")
     if prior is not None:
@@ -163,9 +167,27 @@ def _assemble(
         _check_like("prior", prior, zeros)
     saved = SavedFit(plan, privacy, Trace(steps, params), space, family, releases, prior)
     return saved._replace(
-        several_modes=bool(meta.get("several_modes", False)),
+        several_modes=_sites_with_several_modes(meta.get("several_modes", False), space),
         is_mixture=bool(meta.get("is_mixture", False)),
+        blocks=blocks,
     )
+
+
+def _blocks_from_json(labels: list[int] | None, dim: int) -> Blocks | None:
+    """Files of older versions have none."""
+    if labels is None:
+        return None
+    blocks = Blocks.from_labels(labels)
+    if list(blocks.labels) != labels or len(labels) != dim:
+        raise ValueError("the blocks of its latent are not numbered in order")
+    return blocks
+
+
+def _sites_with_several_modes(declared: bool | list[str], space: LatentSpace) -> tuple[str, ...]:
+    """Files of older versions say it of all sites or of none."""
+    names = [site.name for site in space.sites]
+    chosen = (names if declared else []) if isinstance(declared, bool) else declared
+    return tuple(name for name in names if name in chosen)
 
 
 def _with_draws(saved: SavedFit, draws: PriorDraws) -> SavedFit:
@@ -178,10 +200,10 @@ def _with_draws(saved: SavedFit, draws: PriorDraws) -> SavedFit:
     return saved._replace(draws=draws)
 
 
-def _zeros_like(releases: ReleaseSums | SteeredReleases, dim: int) -> Any:
+def _zeros_like(releases: ReleaseSums | SteeredReleases, dim: int, blocks: Blocks | None) -> Any:
     """Arrays of the shapes that releases of a latent must have."""
     if isinstance(releases, ReleaseSums):
-        return ReleaseSums.zeros(dim)
+        return ReleaseSums.zeros(dim, blocks)
     return SteeredReleases.zeros(dim, int(np.count_nonzero(releases.informed > 0)))
 
 

@@ -250,3 +250,15 @@ def test_wrong_settings_are_refused():
         Mixture([a], 2).batch_of({"b": np.zeros(3, int)})
     with pytest.raises(ModelError, match="num_rows"), handlers.seed(rng_seed=0):
         Mixture([a], 2)()
+
+
+@pytest.mark.parametrize("name", ["paper", "mixed"])
+def test_the_regression_of_the_response_is_a_block_of_its_own(name):
+    """It has one mode; the components of the mixture can change their places."""
+    found, _, _ = setting(name)
+    response = MODELS[name].response.name
+    own = {f"{response}.coefficients", f"{response}.noise_scale"}
+    sites = found.space.sites
+    of_response = np.repeat([site.name in own for site in sites], [s.raw_size for s in sites])
+    assert found.problem.blocks.labels == tuple(map(int, of_response))
+    assert found.several_modes == tuple(site.name for site in sites if site.name not in own)

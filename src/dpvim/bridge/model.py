@@ -17,9 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from dpvim import _validate
 from dpvim._compile import jit_quickly, single_precision
 from dpvim.bridge.data import ModelInput
 from dpvim.bridge.factorization import ObservedSites, classify_observed
+from dpvim.bridge.find_blocks import find_blocks
 from dpvim.bridge.find_latents import Declarations, declare_twice, find_latent_space
 from dpvim.bridge.gather_gradients import LogProbOfSites, gradients_by_record
 from dpvim.bridge.latent_space import LatentSpace
@@ -44,8 +46,8 @@ class BridgedModel(NamedTuple):
         informed: True for coordinates of the latent that the likelihood depends on.
         on_made_up_row: Calls a model or guide with arguments like the data's, but made up.
         draw_prior: ``key -> latent``, a draw from the prior.
-        several_modes: True if the model declares that its posterior has several modes, by an
-            attribute of that name.
+        several_modes: Sites that the model declares to have several modes, by an attribute of
+            that name: True for all of them.
         is_mixture: True if an observed site is a mixture of distributions.
         observed_names: Observed sites that have a distribution to draw from.
         replicate: ``(latent, record, key) ->`` values of these sites, and replicates of them.
@@ -57,7 +59,7 @@ class BridgedModel(NamedTuple):
     informed: Bool[np.ndarray, " d"]
     on_made_up_row: Callable[[Model], Any]
     draw_prior: Callable[[Array], Latent]
-    several_modes: bool
+    several_modes: tuple[str, ...]
     is_mixture: bool
     observed_names: list[str]
     replicate: Callable[[Latent, Record, Array], tuple[dict[str, Array], dict[str, Array]]]
@@ -94,10 +96,12 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
         row = jax.tree.map(lambda leaf: leaf[None], record)
         return runner.replicates(space.constrain(latent), drawable, row, key)
 
+    informed = _informed(log_prob_of_sites, space, one_row)
     problem = Problem(
         space.dim,
         Likelihood.from_gradients(log_prob, gradients),
         _log_prior(runner, space, observed, one_row),
+        blocks=find_blocks(log_prob, space, informed, _first(one_row)),
     )
     by_record = problem
     own_sum = None
@@ -109,15 +113,14 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
             problem = problem._replace(log_prior=own_prior)
     if own_sum is None:  # refuses what could mix records, before any budget is spent
         jax.eval_shape(gradients, np.zeros(space.dim, np.float32), one_row)
-    several_modes = bool(getattr(model, "several_modes", False))
     return BridgedModel(
         space,
         problem,
         by_record,
-        _informed(log_prob_of_sites, space, one_row),
+        informed,
         lambda model: call(model, one_row),
         draw_prior,
-        several_modes,
+        _sites_with_several_modes(model, space),
         any(declared[name].is_mixture for name in observed.likelihood),
         drawable,
         replicate,
@@ -131,7 +134,7 @@ def _informed(
 
     Others, such as the mean of a population of groups, have a gradient of zero whatever the data.
     """
-    record = jax.tree.map(lambda leaf: leaf[0], one_row)
+    record = _first(one_row)
     names = [site.name for site in space.sites]
     values = space.constrain(np.zeros(space.dim, np.float32))
     program = jax.make_jaxpr(
@@ -143,6 +146,20 @@ def _informed(
             needed |= {id(variable) for variable in equation.invars}
     used = [id(variable) in needed for variable in program.invars]
     return np.repeat(used, [site.raw_size for site in space.sites])
+
+
+def _first(rows: Record) -> Record:
+    return jax.tree.map(lambda leaf: leaf[0], rows)
+
+
+def _sites_with_several_modes(model: Model, space: LatentSpace) -> tuple[str, ...]:
+    names = [site.name for site in space.sites]
+    declared = getattr(model, "several_modes", False)
+    if isinstance(declared, bool):
+        return tuple(names) if declared else ()
+    for name in declared:
+        _validate.one_of("several_modes", name, names)
+    return tuple(declared)
 
 
 def _check_observations_are_arguments(observed: ObservedSites, declared: Declarations) -> None:

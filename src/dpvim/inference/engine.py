@@ -15,6 +15,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from dpvim._compile import jit_once, single_precision
+from dpvim.inference.blocks import Blocks
 from dpvim.inference.families import Family, Params
 from dpvim.inference.gradient import PrivateGradient, Problem, make_private_gradient
 from dpvim.inference.variants import Variant
@@ -61,6 +62,7 @@ class Engine(NamedTuple):
         run_chunk: Many steps, compiled once for all runs of this engine; see `_run_chunk`.
         run_chunks: The same for several runs on the same data, as one vectorised program.
         run_chunks_apart: The same for several runs, each on data of its own.
+        blocks: The likelihood's, if they are known.
     """
 
     family: Family
@@ -72,6 +74,7 @@ class Engine(NamedTuple):
     run_chunk: Callable[..., tuple[State, Params, Info | None]]
     run_chunks: Callable[..., tuple[State, Params, Info | None]]
     run_chunks_apart: Callable[..., tuple[State, Params, Info | None]]
+    blocks: Blocks | None = None
 
     def source(self, num_rows: int, streams: SecretStreams) -> BatchNoiseSource:
         """Batches and noise for a run on so many records."""
@@ -127,6 +130,7 @@ def make_engine(
         jax.jit(run_chunk),
         jax.jit(jax.vmap(run_chunk, (0, None, 0, 0, None))),
         jax.jit(jax.vmap(run_chunk, (0, 0, 0, 0, None))),
+        problem.blocks,
     )
 
 

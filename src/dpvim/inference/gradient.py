@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from dpvim.inference.blocks import Blocks
 from dpvim.inference.families import Family, Params
 from dpvim.inference.variants import Variant
 from dpvim.privacy.batches import microbatch_size, microbatched
@@ -45,13 +46,15 @@ class Problem(NamedTuple):
 
     `arrange` brings records into the form that the likelihood's clipped sum takes, each row by
     itself. It is applied once, to arrays with a public number of rows: a program for another
-    number could round the rows of others differently.
+    number could round the rows of others differently. `blocks` are the likelihood's; None if
+    nothing is known about them.
     """
 
     dim: int
     likelihood: Likelihood
     log_prior: LogPrior
     arrange: Callable[[Record], Record] = lambda records: records
+    blocks: Blocks | None = None
 
 
 def width_schedule(width: float, num_steps: int) -> Callable[[Array], Array]:

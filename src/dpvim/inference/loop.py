@@ -202,7 +202,7 @@ def _observer(engine: Engine, steering: Steering | None) -> _Observer:
         )
     collector = None
     if engine.variant.releases_gradient:
-        collector = Collector(engine.family.dim, engine.plan)
+        collector = Collector(engine.family.dim, engine.plan, engine.blocks)
 
     def add(params: Params, first: int, length: int, released: Info | None) -> Params:
         if collector is not None and released is not None:

@@ -21,12 +21,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from dpvim._compile import jit_quickly
+from dpvim.inference.blocks import Blocks
 from dpvim.privacy.plan import Plan
 from dpvim.types import Scalar
 
 NUM_WINDOWS = 16
-# Beyond this many coordinates products of different coordinates are not kept: 16 windows of two
-# matrices would be 8 MB and more, in memory and in every saved fit.
+# Of larger blocks products of different coordinates are not kept: 16 windows of two matrices would
+# be 8 MB and more, in memory and in every saved fit.
 LARGEST_FULL_DIM = 128
 # Steps that are summed at a time.
 _BLOCK_STEPS = 256
@@ -39,23 +40,28 @@ class ReleaseSums(NamedTuple):
         steps: Number of steps.
         point: Sum of theta.
         gradient: Sum of G, a noisy gradient of the whole data's log-likelihood.
-        point_point: Sum of theta theta', or of its diagonal for a large latent.
-        point_gradient: Sum of theta G', or of its diagonal.
+        point_point: Sum of theta theta'; for a large latent of its entries within blocks, or of
+            its diagonal (`dpvim.inference.blocks`).
+        point_gradient: The same of theta G'.
         gradient_squared: Sum of the squares of G.
     """
 
     steps: Float[np.ndarray, " windows"]
     point: Float[np.ndarray, "windows d"]
     gradient: Float[np.ndarray, "windows d"]
-    point_point: Float[np.ndarray, "windows d d"] | Float[np.ndarray, "windows d"]
-    point_gradient: Float[np.ndarray, "windows d d"] | Float[np.ndarray, "windows d"]
+    point_point: Float[np.ndarray, "windows d d"] | Float[np.ndarray, "windows products"]
+    point_gradient: Float[np.ndarray, "windows d d"] | Float[np.ndarray, "windows products"]
     gradient_squared: Float[np.ndarray, "windows d"]
 
     @classmethod
-    def zeros(cls, dim: int) -> ReleaseSums:
-        """Sums of nothing, with products of all coordinates if the latent is small enough."""
+    def zeros(cls, dim: int, blocks: Blocks | None = None) -> ReleaseSums:
+        """Sums of nothing: with products of all coordinates if the latent is small enough, else
+        with those of coordinates of one block."""
         vector = (NUM_WINDOWS, dim)
-        product = (*vector, dim) if dim <= LARGEST_FULL_DIM else vector
+        product: tuple[int, ...] = (*vector, dim)
+        if dim > LARGEST_FULL_DIM:
+            groups = (blocks or Blocks.one(dim)).by_size(LARGEST_FULL_DIM)
+            product = (NUM_WINDOWS, sum(group.num_products for group in groups))
         shapes = (vector[:1], vector, vector, product, product, vector)
         return cls(*(np.zeros(shape) for shape in shapes))
 
@@ -74,6 +80,23 @@ class ReleaseSums(NamedTuple):
         """True if there are more steps than a regression on them has coefficients."""
         counted = self.steps[self.steps > 1]
         return bool(counted.sum() >= 2 * (self.dim + len(counted)) + 8)
+
+    def of_block(self, block: int, blocks: Blocks) -> ReleaseSums:
+        """The sums of one block: all of its products, or squares alone if it is too large."""
+        members = blocks.members[block]
+        products = [self._products_of(part, members, blocks) for part in self[3:5]]
+        vectors = (part[:, members] for part in (self.point, self.gradient, self.gradient_squared))
+        point, gradient, squares = vectors
+        return ReleaseSums(self.steps, point, gradient, products[0], products[1], squares)
+
+    def _products_of(self, part: np.ndarray, members: np.ndarray, blocks: Blocks) -> np.ndarray:
+        if self.is_full:
+            return part[:, members[:, None], members]
+        size = len(members)
+        group = next(g for g in blocks.by_size(LARGEST_FULL_DIM) if g.members.shape[1] == size)
+        shape = (len(part), len(group.members), *(size,) * (1 + group.full))
+        found = part[:, group.first : group.first + group.num_products].reshape(shape)
+        return found[:, np.flatnonzero((group.members == members).all(axis=1))[0]]
 
     def concat(self, later: ReleaseSums) -> ReleaseSums:
         """With the sums of other steps of the same run."""
@@ -94,8 +117,9 @@ class Collector:
         number of steps, and each is summed by the same program, in order.
     """
 
-    def __init__(self, dim: int, plan: Plan) -> None:
-        self._sums = ReleaseSums.zeros(dim)
+    def __init__(self, dim: int, plan: Plan, blocks: Blocks | None = None) -> None:
+        self._blocks = blocks or Blocks.one(dim)
+        self._sums = ReleaseSums.zeros(dim, self._blocks)
         self._plan = plan
         self._points, self._releases = np.zeros((2, _BLOCK_STEPS, dim))
         self._first = self._end = 0  # the steps that wait
@@ -135,25 +159,40 @@ class Collector:
             return
         with jax.enable_x64(True):
             part = _sums_of_rows(
-                self._points, self._releases, self._plan.sampling_prob, count, self._sums.is_full
+                self._points,
+                self._releases,
+                self._plan.sampling_prob,
+                count,
+                None if self._sums.is_full else self._blocks,
             )
         self._sums.add(self._window(self._first), part)
         self._first = self._end
 
 
-@partial(jit_quickly, static_argnames="full")
+@partial(jit_quickly, static_argnames="blocks")
 def _sums_of_rows(
     points: Float[Array, "block d"],
     releases: Float[Array, "block d"],
     sampling_prob: Scalar | float,
     count: Int[Array, ""] | int,
-    full: bool,
+    blocks: Blocks | None,
 ) -> Any:
-    """The sums of the first `count` rows of a block."""
+    """The sums of the first `count` rows; with all products if there are no blocks."""
     counts = (jnp.arange(points.shape[0]) < count).astype(jnp.float64)
 
     x, g = (jnp.where(counts[:, None] > 0, values, 0.0) for values in (points, releases))
     g = g / sampling_prob
-    products = (x.T @ x, x.T @ g) if full else ((x * x).sum(axis=0), (x * g).sum(axis=0))
+    products = [x.T @ other if blocks is None else _by_block(x, other, blocks) for other in (x, g)]
     sums: Any = (counts.sum(), x.sum(axis=0), g.sum(axis=0), *products, (g * g).sum(axis=0))
     return ReleaseSums(*sums)
+
+
+def _by_block(
+    x: Float[Array, "steps d"], other: Float[Array, "steps d"], blocks: Blocks
+) -> Float[Array, " products"]:
+    """Sums of products within blocks, in the order of `Blocks.by_size`."""
+    parts = []
+    for group in blocks.by_size(LARGEST_FULL_DIM):
+        a, b = x[:, group.members], other[:, group.members]
+        parts.append(jnp.einsum("nki,nkj->kij" if group.full else "nki,nki->ki", a, b).ravel())
+    return jnp.concatenate(parts)

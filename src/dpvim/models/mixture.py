@@ -122,9 +122,15 @@ class Mixture(StructuredModel):
     # -- structure ----------------------------------------------------------------------------
 
     @property
-    def several_modes(self) -> bool:
-        """True if the posterior has several modes: components can change their places."""
-        return self.num_components > 1
+    def several_modes(self) -> tuple[str, ...]:
+        """Sites whose posterior has several modes: components can change their places."""
+        if self.num_components == 1:
+            return ()
+        return tuple(name for name in self.site_shapes if not self._is_of_response(name))
+
+    def _is_of_response(self, site: str) -> bool:
+        name = None if self.response is None else self.response.name
+        return site in (f"{name}.coefficients", f"{name}.noise_scale")
 
     @property
     def predictors(self) -> list[Column]:

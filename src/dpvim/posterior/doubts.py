@@ -17,12 +17,18 @@ def warn_of_doubts(posterior: Posterior, *, stacklevel: int) -> None:
 def _doubts_message(posterior: Posterior) -> str:
     if posterior.doubts:
         return "the posterior is doubtful: " + " Also: ".join(posterior.doubts)
-    from_releases = posterior.method == "releases"
-    return (_lack_of_fit_message if from_releases else _drift_message)(posterior)
-
-
-def _lack_of_fit_message(posterior: Posterior) -> str:
+    methods = posterior.methods or (posterior.method,) * posterior.loc.size
+    told = dict(zip(posterior.space.raw_labels(), methods, strict=True))
     names = posterior.not_converged
+    messages = []
+    if by_releases := [name for name in names if told[name] == "releases"]:
+        messages.append(_lack_of_fit_message(posterior, by_releases))
+    if by_trace := [name for name in names if told[name] != "releases"]:
+        messages.append(_drift_message(posterior, by_trace))
+    return " Also: ".join(messages)
+
+
+def _lack_of_fit_message(posterior: Posterior, names: list[str]) -> str:
     return (
         f"the released gradients do not tell {len(names)} of {posterior.loc.size} parameters: "
         f"{_named(names)}. They do not lie on one line within their noise, or the line leads "
@@ -33,8 +39,7 @@ def _lack_of_fit_message(posterior: Posterior) -> str:
     )
 
 
-def _drift_message(posterior: Posterior) -> str:
-    names = posterior.not_converged
+def _drift_message(posterior: Posterior, names: list[str]) -> str:
     return (
         f"{len(names)} of {posterior.loc.size} parameters have not converged: "
         f"{_named(names)}. The trace is too short, or still on its way, to tell how far noise has "

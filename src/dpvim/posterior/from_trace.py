@@ -73,6 +73,14 @@ class GaussianPosterior(NamedTuple):
         """Covariance."""
         return np.diag(self.factor**2) if self.factor.ndim == 1 else self.factor @ self.factor.T
 
+    def of(self, members: Int[np.ndarray, " k"]) -> GaussianPosterior:
+        """The posterior of some of the coordinates."""
+        factor = self.factor[members]
+        if self.factor.ndim == 2:
+            factor = np.linalg.cholesky(factor @ factor.T)
+        windows = Windows(*(part[members] for part in self.windows))
+        return GaussianPosterior(self.loc[members], factor, self.dp_scale[members], windows)
+
     def draw(self, key: Array, n: int) -> Float[np.ndarray, "n d"]:
         """`n` independent draws."""
         eta = np.asarray(jax.random.normal(key, (n, self.loc.size)))

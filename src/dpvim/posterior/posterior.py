@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from dpvim.posterior.drawn import DrawnPosterior
     from dpvim.posterior.from_releases import GaussianMixture
+    from dpvim.posterior.joint import JointPosterior
 
 # Means and intervals of transformed sites come from this many draws with a fixed key, so that
 # they are the same each time they are asked for.
@@ -43,18 +44,27 @@ class Posterior:
         space: The model's sites.
         snapshot_steps: Steps between snapshots, to convert windows to steps.
         privacy: The privacy statement, as plain values.
-        method: Source of the posterior: the ``releases``, the ``trace``, or the ``last`` iterate.
+        method: Source of the posterior: the ``releases``, the ``trace``, or the ``last`` iterate;
+            or ``releases and trace``, if blocks of the latent differ in it.
         reason: Reason for this method.
         remarks: Reasons to doubt it that its distribution does not know of.
+        methods: The source by coordinate of the latent, if blocks differ.
     """
 
-    latent_dist: GaussianPosterior | ReparametrisedPosterior | GaussianMixture | DrawnPosterior
+    latent_dist: (
+        GaussianPosterior
+        | ReparametrisedPosterior
+        | GaussianMixture
+        | DrawnPosterior
+        | JointPosterior
+    )
     space: LatentSpace
     snapshot_steps: int
     privacy: Mapping[str, Any]
     method: str = "trace"
     reason: str = "asked for"
     remarks: tuple[str, ...] = ()
+    methods: tuple[str, ...] | None = None
 
     # -- the latent ----------------------------------------------------------------------------
 
@@ -173,7 +183,7 @@ class Posterior:
                     "dp_share": diagnostic.dp_share,
                     "window": diagnostic.window,
                     "converged": diagnostic.converged,
-                    "method": self.method,
+                    "method": diagnostic.method,
                 },
                 index=site.labels(),
             )
@@ -249,12 +259,11 @@ class Posterior:
     def _site_diagnostics(self) -> list[_SiteDiagnostics]:
         """DP share, window and convergence of each entry of each site, by the delta method."""
         windows = self.latent_dist.windows
-        parts = [
-            self._split_by_site(np.asarray(values))
-            for values in (self.loc, self.scale, self.dp_scale, windows.lengths, windows.converged)
-        ]
+        methods = self.methods or (self.method,) * self.loc.size
+        every = (*(self.loc, self.scale, self.dp_scale), *windows, methods)
+        parts = [self._split_by_site(np.asarray(values)) for values in every]
         diagnostics = []
-        for site, loc, scale, dp_scale, lengths, converged in zip(
+        for site, loc, scale, dp_scale, lengths, converged, method in zip(
             self.space.sites, *parts, strict=True
         ):
             jacobian = np.eye(loc.size) if site.is_identity else np.asarray(site.jacobian(loc))
@@ -267,6 +276,7 @@ class Posterior:
                     share,
                     (shortest - 1) * self.snapshot_steps,
                     (converged | ~used).all(axis=1) & (not self.remarks),
+                    method[used.argmax(axis=1)],
                 )
             )
         return diagnostics
@@ -277,3 +287,4 @@ class _SiteDiagnostics:
     dp_share: np.ndarray
     window: np.ndarray
     converged: np.ndarray
+    method: np.ndarray

@@ -77,6 +77,16 @@ class Twin:
         return self.fit
 
     @property
+    def posterior(self) -> Posterior:
+        """The posterior that tables are drawn from; of a fit of a model.
+
+        What the releases tell is local, and a mixture has many modes: it has the average of the
+        trace. The regression of a target is a block of its own, which the releases tell.
+        """
+        fit = self.by_dpvi
+        return fit.posterior if fit.several_modes else fit.averaged
+
+    @property
     def privacy(self) -> PrivacyStatement | NoPrivacy:
         """The guarantee that holds for the twin and for everything drawn from it."""
         return self.fit.privacy
@@ -120,7 +130,7 @@ class Twin:
         Args:
             count: How many tables.
             num_rows: Rows of each; default as many as the original had.
-            posterior: Another one than ``fit.averaged``, from ``fit.posterior_from``.
+            posterior: Another one than ``twin.posterior``, from ``fit.posterior_from``.
             seed: Repeats the draw. It takes nothing away from the privacy of the fit.
         """
         for pieces in self._tables(count, num_rows, seed, posterior):
@@ -198,7 +208,7 @@ class Twin:
         if isinstance(self.fit, MarginalFit):
             draws = self.fit.draws(count, np.random.SeedSequence(seed))
         else:
-            draws = self._draws_of_model(count, seed, posterior or self.by_dpvi.averaged)
+            draws = self._draws_of_model(count, seed, posterior or self.posterior)
         return (self._pieces(draw, rows) for draw in draws)
 
     def _num_rows(self, num_rows: int | None) -> int:
@@ -208,7 +218,6 @@ class Twin:
         self, count: int, seed: int | None, posterior: Posterior
     ) -> Iterator[RowsOf]:
         """Draws of the posterior, each as a function that draws rows from the model with it."""
-        # Not `fit.posterior`: what the releases tell is local, and a mixture has many modes.
         key = fresh_key() if seed is None else jax.random.key(seed)
         key_draws, key_rows = jax.random.split(key)
         draws = posterior.sample(count, seed=int(jax.random.bits(key_draws) >> 1))

@@ -124,15 +124,18 @@ def mixture_from_releases(
     *,
     snapshot_steps: int = 1,
     sampler: SamplerConfig | None = None,
+    num_parameters: int | None = None,
+    num_blocks: int = 1,
 ) -> GaussianMixture:
     """Infer the posterior from the releases of a run.
 
     Args:
-        sums: Sums of points and released gradients.
+        sums: Sums of points and released gradients, of a latent or of a block of one.
         plan: The plan of the run: its noise, clip norm and sampling.
         prior: A Gaussian that stands for the model's prior of the unconstrained latent.
         snapshot_steps: Steps between snapshots of the trace, the unit of `windows`.
         sampler: Length of the Markov chains; by default they take seconds.
+        num_parameters, num_blocks: Of the latent, if the sums are of a block.
 
     Raises:
         ValueError: For a run without noise, or one that is too short.
@@ -142,7 +145,10 @@ def mixture_from_releases(
             "noise_aware='releases' is for private fits: it needs the size of the noise and the "
             "clip norm. A fit without them has its answer in the trace: noise_aware='average'."
         )
-    regression = fit_regression(sums, plan, prior)
+    num_parameters = num_parameters or sums.dim
+    regression = fit_regression(
+        sums, plan, prior, num_parameters=num_parameters, num_blocks=num_blocks
+    )
     found: Components = posterior_components(regression.stats, config=sampler)
     if found.r_hat > _MAX_R_HAT:
         warnings.warn(
@@ -162,7 +168,7 @@ def mixture_from_releases(
     )
     reach = np.hypot(mixture.scale, regression.last_spread)
     arrived = np.abs(mixture.loc - regression.reference) <= _MAX_EXTRAPOLATION * reach
-    converged = arrived & (p_values >= _SIGNIFICANCE_LEVEL / sums.dim)
+    converged = arrived & (p_values >= _SIGNIFICANCE_LEVEL / num_parameters)
     mixture = mixture._replace(windows=Windows(lengths, converged))
     added = np.maximum(0.0, mixture.scale**2 - found.variance_without_noise)
     return mixture._replace(dp_scale=np.sqrt(added))

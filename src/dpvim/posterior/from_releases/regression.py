@@ -113,8 +113,23 @@ class RegressionFit(NamedTuple):
     last_spread: Float[np.ndarray, " d"]
 
 
-def fit_regression(sums: ReleaseSums, plan: PrivacyPlan, prior: GaussianPrior) -> RegressionFit:
+def fit_regression(
+    sums: ReleaseSums,
+    plan: PrivacyPlan,
+    prior: GaussianPrior,
+    *,
+    num_parameters: int | None = None,
+    num_blocks: int = 1,
+) -> RegressionFit:
     """Choose the reference point and the windows, and compute the regression's statistics.
+
+    Args:
+        sums: Of a latent, or of a block of one.
+        plan: The plan of the run.
+        prior: Of the same coordinates.
+        num_parameters: Of the latent, which share the information of N records between them.
+        num_blocks: Of the latent. A record may tell about one of them alone, and a quadratic of
+            fewer records has a larger remainder.
 
     Raises:
         ValueError: If the run is too short for a regression.
@@ -134,7 +149,9 @@ def fit_regression(sums: ReleaseSums, plan: PrivacyPlan, prior: GaussianPrior) -
     last = np.arange(len(count)) >= (1 - _LAST_SHARE) * len(count)
     last[-1] = True
     reference = np.average(x[last], axis=0, weights=count[last])
-    log_centre = np.full(dim, np.log(plan.num_examples * plan.clip_norm**2 / dim) + _LOG_CENTRE)
+    share = plan.num_examples * plan.clip_norm**2 / (num_parameters or dim)
+    log_centre = np.full(dim, np.log(share) + _LOG_CENTRE)
+    num_examples = plan.num_examples / num_blocks
     used = np.ones(len(count), bool)
     for _ in range(3):  # which windows are near depends on the curvature, and the other way round
         kept_xx, kept_xg, kept_gg = (part[used].sum(axis=0) for part in (xx, xg, gg))
@@ -142,8 +159,8 @@ def fit_regression(sums: ReleaseSums, plan: PrivacyPlan, prior: GaussianPrior) -
         curvature = _rough_curvature(kept_xx, kept_xg, noise, log_centre)
         walk = np.square(x - reference) @ curvature
         distance = walk + spread @ curvature
-        used = last | (distance <= _MAX_DISTANCE_SHARE * plan.num_examples)
-    unit = _SKEWNESS / np.sqrt(plan.num_examples)
+        used = last | (distance <= _MAX_DISTANCE_SHARE * num_examples)
+    unit = _SKEWNESS / np.sqrt(num_examples)
     weight = _weights(noise, curvature, count, used, shared=unit * distance, own=unit * walk)
     stats = RegressionStats(
         log_centre=log_centre,

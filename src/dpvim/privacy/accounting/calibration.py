@@ -55,9 +55,10 @@ def calibrate_noise(
     relation = Relation(relation)
     if beside:
         others = epsilon_of(beside, delta=delta, relation=relation)
-        if others >= epsilon:
+        # Closer to the budget than the accountant's own precision there is nothing to search for.
+        if others * (1 + 4 * TOLERANCE) >= epsilon:
             raise BudgetExceededError(
-                f"epsilon: expected more than {others:.4g}, what the other runs on the same data "
+                f"epsilon: expected well above {others:.4g}, what the other runs on the same data "
                 f"cost by themselves, got {epsilon:g}. Choose a larger one."
             )
 
@@ -84,7 +85,9 @@ def calibrate_noise(
 
     def search() -> float:
         guess = _central_limit_noise(epsilon, delta, relation, sampling_prob, num_steps)
-        coarse = functools.partial(rough_cost, tolerance=_COARSE_TOLERANCE)
+        # Beside others a coarse grid may see no way to stay within the budget.
+        first = TOLERANCE if beside else _COARSE_TOLERANCE
+        coarse = functools.partial(rough_cost, tolerance=first)
         fine = functools.partial(rough_cost, tolerance=TOLERANCE)
         near = _bracketed_root(coarse, epsilon, math.log(guess))
         slope = (coarse(near + 0.05) - coarse(near)) / 0.05

@@ -79,7 +79,7 @@ def _released(fit: MarginalFit) -> list[dict[str, Any]]:
 def _dpvi_content(twin: Twin) -> dict[str, Any]:
     """Posterior, trace and convergence."""
     fit = twin.by_dpvi
-    posterior = fit.averaged
+    posterior = twin.posterior
     converged, message = text.describe_convergence(posterior)
     total = posterior.loc.size
     num_values = sum(math.prod(site.shape) for site in posterior.space.sites)
@@ -136,7 +136,7 @@ def _coefficients(twin: Twin) -> pd.DataFrame | None:
     if not isinstance(model, Mixture) or model.response is None:
         return None
     site = f"{model.response.name}.coefficients"
-    posterior = twin.by_dpvi.averaged
+    posterior = twin.posterior
     ends = posterior.interval(0.9)[site]
     return pd.DataFrame(
         {
