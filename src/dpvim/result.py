@@ -15,8 +15,8 @@ from dpvim import _validate, serialization
 from dpvim._compile import single_precision
 from dpvim._extras import require
 from dpvim._progress import show_progress
-from dpvim.bridge.data import prepare
 from dpvim.bridge.latent_space import LatentSpace
+from dpvim.bridge.persons import read_inputs
 from dpvim.inference.engine import State
 from dpvim.inference.families import Family
 from dpvim.inference.release_sums import LARGEST_FULL_DIM, ReleaseSums
@@ -32,6 +32,7 @@ from dpvim.posterior.from_trace import (
 from dpvim.posterior.posterior import Posterior
 from dpvim.prepared import PreparedFit, numpyro_params
 from dpvim.privacy.plan import Plan, PrivacyPlan
+from dpvim.privacy.randomness import SecretStreams
 from dpvim.privacy.statement import NoPrivacy, PrivacyStatement, round_up
 from dpvim.privacy.steps import StepCounter
 from dpvim.serialization import SavedFit
@@ -271,7 +272,10 @@ class Fit:
         return self._session("the guide").prepared.guide
 
     def resume(self, *data: Any, progress: bool | None = None, **keyword_data: Any) -> Fit:
-        """Take the steps that an interrupted fit left, on the same data, in the same plan."""
+        """Take the steps that an interrupted fit left, on the same data, in the same plan.
+
+        A fit by persons needs ``group_by=`` again; rows of those who have too many are drawn anew.
+        """
         if not self.interrupted:
             return self
         return _continue(self, self._session("resume"), data, keyword_data, progress)
@@ -322,7 +326,9 @@ class Fit:
 
     def __repr__(self) -> str:
         kind = "Fit" if self.privacy.private else "NOT PRIVATE Fit"
-        cost = f"epsilon={round_up(self.privacy.epsilon)}, " if self.privacy.private else ""
+        cost = ""
+        if self.privacy.private:
+            cost = f"epsilon={round_up(self.privacy.epsilon)} a {self.plan.unit.value}, "
         return f"<{kind}: {cost}{int(self.trace.steps[-1]):,} steps, d={self.family.dim}>"
 
 
@@ -354,7 +360,12 @@ def _continue(
     progress: bool | None,
 ) -> Fit:
     prepared, counter, seed, state, steering = session
-    inputs = prepare(data, keyword_data)
+    inputs = read_inputs(
+        data,
+        keyword_data,
+        max_rows_per_person=fit.plan.max_rows_per_person,
+        streams=SecretStreams(seed, start_step=int(state.step)),
+    )
     if inputs.signature != prepared.signature:
         raise ValueError(
             "data: expected the records that the fit began with; these have other shapes, types or "

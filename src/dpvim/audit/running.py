@@ -226,6 +226,7 @@ class _Audit:
             clip_norm=max(unit * code_path.clip_norm, SMALLEST_CLIP_NORM),
             relation=relation,
             noise_multiplier=noise_multiplier,
+            max_rows_per_person=code_path.max_rows_per_person,
         )
         return make_target(
             code_path, reference, plan, variant=self._variant, family=family, scale=scale

@@ -59,13 +59,23 @@ class ModelInput(NamedTuple):
         records: The arrays, all with the same leading axis.
         num_rows: Its length.
         signature: Shapes, types and constants, with which a model that was set up must agree.
-        call: ``(model, records) ->`` whatever the model returns for these records.
+        call: ``(model, rows) ->`` whatever the model returns for these rows.
+        max_rows_per_person: If records are persons, the most rows of one: arrays then have an
+            axis of rows behind that of persons, and the last one says which rows are used.
     """
 
     records: list[jax.Array]
     num_rows: int
     signature: tuple[Any, ...]
     call: Callable[[Callable[..., Any], Record], Any]
+    max_rows_per_person: int | None = None
+
+    @property
+    def rows(self) -> list[jax.Array]:
+        """One row of each record: the arrays in the form that the model sees them in."""
+        if self.max_rows_per_person is None:
+            return self.records
+        return [leaf[:, 0] for leaf in self.records[:-1]]
 
 
 @single_precision

@@ -1,0 +1,84 @@
+"""Arguments of a model, with all rows of a person as one record; see `dpvim.privacy.persons`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpvim import _validate
+from dpvim._compile import single_precision
+from dpvim.bridge.data import ModelInput, prepare
+from dpvim.privacy.persons import GROUP_BY, RowsByPerson, arrange_by_person
+from dpvim.privacy.randomness import SecretStreams
+from dpvim.types import Record, Scalar
+
+
+@single_precision
+def read_inputs(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    max_rows_per_person: int | None,
+    streams: SecretStreams,
+) -> ModelInput:
+    """Arguments of a model, checked; records are persons if ``group_by`` is among them.
+
+    Args:
+        args, kwargs: As the model takes them, and ``group_by``: for each row the id of a person.
+        max_rows_per_person: Public.
+        streams: Coins that decide which rows of a person are kept.
+    """
+    ids = kwargs.get(GROUP_BY)
+    inputs = prepare(args, {name: value for name, value in kwargs.items() if name != GROUP_BY})
+    if ids is None and max_rows_per_person is None:
+        return inputs
+    if max_rows_per_person is None:
+        raise ValueError(
+            "max_rows_per_person: expected with group_by: the most rows of one person that are to "
+            "be used, got none. It is public: choose it, do not read it off the data."
+        )
+    if ids is None:
+        raise ValueError(
+            "group_by: expected with max_rows_per_person: for each row the id of a person, got "
+            "none."
+        )
+    most = _validate.positive_int("max_rows_per_person", max_rows_per_person)
+    if np.ndim(ids) == 1 and len(ids) != inputs.num_rows:
+        raise ValueError(
+            f"group_by: expected the id of a person for each of {inputs.num_rows} rows, got "
+            f"{len(ids)}."
+        )
+    return as_persons(inputs, arrange_by_person(ids, most, streams.generator("rows of persons")))
+
+
+def as_persons(inputs: ModelInput, arranged: RowsByPerson) -> ModelInput:
+    """Arguments with a record for each person, from those with a record for each row."""
+    records = [jnp.asarray(np.asarray(leaf)[arranged.rows]) for leaf in inputs.records]
+    records.append(jnp.asarray(arranged.is_used))
+    structure, constants, _ = inputs.signature
+    signature = (structure, constants, [(leaf.shape, leaf.dtype) for leaf in records])
+    num_persons, most = arranged.rows.shape
+    return ModelInput(records, num_persons, signature, inputs.call, most)
+
+
+def log_prob_of_person(
+    log_prob: Callable[[Any, Record], Scalar],
+) -> Callable[[Any, Record], Scalar]:
+    """The log-likelihood of all rows of a person, from that of one row."""
+
+    def total(latent: Any, person: Record) -> Scalar:
+        *arrays, is_used = person
+
+        # Zero times the slope of a row that is not used must be zero: it is the first one again.
+        def used(leaf: jax.Array) -> jax.Array:
+            mask = is_used.reshape(-1, *(1,) * (leaf.ndim - 1))
+            return jnp.where(mask, leaf, leaf[:1])
+
+        terms = jax.vmap(log_prob, (None, 0))(latent, [used(leaf) for leaf in arrays])
+        return jnp.sum(jnp.where(is_used, terms, 0.0))
+
+    return total
