@@ -57,11 +57,14 @@ def read_inputs(
 
 def as_persons(inputs: ModelInput, arranged: RowsByPerson) -> ModelInput:
     """Arguments with a record for each person, from those with a record for each row."""
-    records = [jnp.asarray(np.asarray(leaf)[arranged.rows]) for leaf in inputs.records]
-    records.append(jnp.asarray(arranged.is_used))
+    num_persons, most = arranged.rows.shape
+    if most == 1:  # a person is a row, which models may have faster ways for
+        records = [jnp.asarray(np.asarray(leaf)[arranged.rows[:, 0]]) for leaf in inputs.records]
+    else:
+        records = [jnp.asarray(np.asarray(leaf)[arranged.rows]) for leaf in inputs.records]
+        records.append(jnp.asarray(arranged.is_used))
     structure, constants, _ = inputs.signature
     signature = (structure, constants, [(leaf.shape, leaf.dtype) for leaf in records])
-    num_persons, most = arranged.rows.shape
     return ModelInput(records, num_persons, signature, inputs.call, most)
 
 

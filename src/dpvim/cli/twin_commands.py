@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from dpvim import _validate
@@ -25,10 +26,12 @@ from dpvim.cli.options import (
     Formulas,
     FormulasRule,
     LearningRate,
+    MaxRows,
     NewFolder,
     Numbers,
     NumExamples,
     OwnModel,
+    Person,
     PrivateSeed,
     RegressionKind,
     RelationOption,
@@ -44,6 +47,7 @@ from dpvim.cli.options import (
     command_line,
 )
 from dpvim.cli.planning import (
+    by_person,
     end_dry_run_of_twin,
     facts_of_dpvi,
     plan_of_dpvi,
@@ -60,7 +64,7 @@ from dpvim.types import Relation
 
 def plan(
     schema: SchemaFile,
-    rows: Annotated[int, typer.Option(help="Public number of rows.")],
+    rows: Annotated[int, typer.Option(help="Public number of rows; of persons with --person.")],
     epsilon: Epsilon,
     delta: Delta = None,
     model: Annotated[
@@ -76,6 +80,8 @@ def plan(
     sampling_prob: SamplingProb = None,
     steps: ChosenSteps = None,
     relation: RelationOption = Relation.ZERO_OUT,
+    person: Person = None,
+    max_rows: MaxRows = None,
     check: Annotated[
         bool, typer.Option("--check", help="Ask dp-accounting's accountant as well.")
     ] = False,
@@ -106,10 +112,13 @@ def plan(
                 epsilon=epsilon,
                 delta=delta,
                 relation=relation,
+                **by_person(person, max_rows, np.arange(rows)),
                 **of_steps,
             )
             print_json(made.to_dict()) if as_json else typer.echo(made)
             return
+        if max_rows is not None:
+            raise ValueError("--max-rows: expected with --model; a twin has one row a person.")
         maker = make_synthesizer(
             known,
             engine=engine,
@@ -118,12 +127,13 @@ def plan(
             target_model=target_model,
             numbers=numbers,
             relation=relation,
+            group_by=person,
             **of_steps,
         )
         facts: dict[str, Any] = {
             "columns": len(known.columns),
             "not_reviewed": len(known.unreviewed),
-            "rows": rows,
+            "rows" if person is None else "persons": rows,
         }
         if isinstance(maker, CountSynthesizer):
             of_twin = maker.plan(rows, epsilon=epsilon, delta=delta)
@@ -163,6 +173,7 @@ def synth(
     formulas: Formulas = FormulasRule.refuse,
     relation: RelationOption = Relation.ZERO_OUT,
     num_examples: NumExamples = None,
+    person: Person = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
     model: OwnModel = None,
@@ -186,6 +197,9 @@ def synth(
 
     - `dpvim synth patients.parquet --schema patients.toml --epsilon 1 --target infected
       --datasets 20 --format parquet -o twin`
+
+    - `dpvim synth visits.csv --schema visits.toml --epsilon 1 --person patient -o twin` uses one
+      row of each patient, chosen at random
     """
     with plain_errors():
         _validate.positive_int("datasets", datasets)
@@ -208,6 +222,7 @@ def synth(
             num_steps=steps,
             relation=relation,
             seed=seed,
+            group_by=person,
         )
         budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "num_examples": num_examples}
         reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding}

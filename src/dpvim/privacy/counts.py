@@ -94,6 +94,11 @@ class CountMechanism:
                 f"plan: expected one step on all records, got {plan.num_steps} steps at sampling "
                 f"probability {plan.sampling_prob:g}."
             )
+        if plan.max_rows_per_person not in (None, 1):
+            raise ValueError(
+                f"max_rows_per_person: expected 1, got {plan.max_rows_per_person}: a person stands "
+                "in one cell of each marginal."
+            )
         self.plan = plan
         self._spent = Fraction()
         self._lock = threading.Lock()

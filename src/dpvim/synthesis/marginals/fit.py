@@ -50,7 +50,9 @@ _FITS = ("best", "wide")
 _MOST_POINTS = 2**16
 
 
-def counts_plan(*, num_examples: int, relation: Any) -> PrivacyPlan:
+def counts_plan(
+    *, num_examples: int, relation: Any, max_rows_per_person: int | None = None
+) -> PrivacyPlan:
     """The plan of a release of counts, not yet calibrated: one step, a record's norm is one."""
     return PrivacyPlan(
         num_examples=num_examples,
@@ -58,6 +60,7 @@ def counts_plan(*, num_examples: int, relation: Any) -> PrivacyPlan:
         num_steps=1,
         clip_norm=1.0,
         relation=relation,
+        max_rows_per_person=max_rows_per_person,
     )
 
 
