@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 from jaxtyping import Array, Bool, Float, Int
 
 GROUP_BY = "group_by"
@@ -81,21 +80,18 @@ def _numbers_of(ids: Any, name: str) -> Int[np.ndarray, " rows"]:
             f"{name}: expected the id of a person for each row, in one column, got {given}. Pass "
             "the column itself, as frame['person']."
         )
+    import pandas as pd  # takes long, and few need it
+
     column = pd.Series(ids)
     numbers = pd.factorize(column)[0]
-    if (numbers < 0).any() or _has_blanks(column):
+    has_texts = not pd.api.types.is_numeric_dtype(column)
+    blank = has_texts and (column.astype(str).str.strip() == "").any()
+    if blank or (numbers < 0).any():
         raise ValueError(
             f"{name}: expected the id of a person in every row, got rows without one. Say whose "
             "they are, give each of them an id of its own, or leave them out."
         )
     return numbers
-
-
-def _has_blanks(column: pd.Series) -> bool:
-    """True if there are texts of nothing but blanks."""
-    if pd.api.types.is_numeric_dtype(column):
-        return False
-    return bool((column.astype(str).str.strip() == "").any())
 
 
 def sum_within_persons(
