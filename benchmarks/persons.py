@@ -7,8 +7,8 @@
 `randhie` is the RAND Health Insurance Experiment with the ids of persons (RandHIE of the R package
 sampleSelection): 20 186 person-years of 5 908 persons, 1 to 5 of each. A logistic regression tells
 in which years somebody saw a doctor. Columns are divided by public numbers. The last two lines have
-rows for records; their epsilon for a person is that of a change of five rows, for which the last one
-has noise enough.
+rows for records; their epsilon for a person is that of a change of five rows, for which the last
+one has noise enough.
 
 `simulated` are logistic regressions with 1 to 5 rows a person, with rows that are independent given
 the coefficients, and with an effect of the person that the model does not know.
@@ -41,7 +41,7 @@ RANDHIE = {
     **{"logc": 4.0, "idp": 1, "fmde": 8.0, "physlm": 1, "disea": 20.0, "hlthg": 1, "hlthf": 1},
     **{"hlthp": 1, "xage": 40.0, "female": 1, "child": 1, "black": 1, "educdec": 12.0},
 }
-NUM_PERSONS, NUM_FITS = 3000, 12
+NUM_PERSONS, NUM_FITS = 3000, 8
 COEFFICIENTS = np.array([-0.5, 1.0, -0.7, 0.3, 0.0, 0.2])
 
 
@@ -125,15 +125,13 @@ def simulated() -> None:
     """Share of intervals that hold the truth, and the posterior without privacy."""
     lines = []
     for effect in (0.0, 1.0):
-        found = []
+        truth, found = COEFFICIENTS, []
+        if effect:  # what a model without the effect tends to
+            X, y, _ = simulate(99, effect, 100_000)
+            truth = without_privacy(X.astype(float), y)[0]
         for seed in range(NUM_FITS):
             X, y, people = simulate(seed, effect)
             mean, sd = without_privacy(X.astype(float), y)
-            truth = COEFFICIENTS
-            if effect:  # what a model without the effect tends to
-                truth = without_privacy(
-                    *(a.astype(float) for a in simulate(99, effect, 400_000)[:2])
-                )[0]
             fit, center, (low, high) = private(X, y, group_by=people, max_rows_per_person=MOST_ROWS)
             found.append(
                 {
