@@ -2,7 +2,7 @@
 
 A fault is attacked by all checks on the path that it was planted in, and by the clip checks on all
 others. One in the counts is attacked by the checks of counts, one in how rows become persons by
-those of persons, and one in the sums within persons by clip, games and fits of that path.
+those of persons, and one in the sums within persons by the check that is meant for it.
 
     python benchmarks/audit_faults.py faults     # benchmarks/results/audit_faults.csv
     python benchmarks/audit_faults.py control    # benchmarks/results/audit_control.csv
@@ -86,9 +86,8 @@ def alarms_of(fault: Any) -> list[audit.Finding]:
         if fault.check in ALONE:  # gradients have no part in it
             return list(audit.run(runs=RUNS, checks=[fault.check], **settings).alarms)
         if fault.path == "persons":  # nobody else calls what is broken
-            checks = ["clip", "game", "fits"]
-            report = audit.run(runs=RUNS, checks=checks, paths=[fault.path], **settings)
-            return list(report.alarms)
+            own: dict[str, Any] = {"checks": [fault.check], "paths": [fault.path]}
+            return list(audit.run(runs=RUNS, every_way=False, **own, **settings).alarms)
         report = audit.run(runs=RUNS, paths=[fault.path], **settings)
         if fault.check != "clip":
             return list(report.alarms)

@@ -18,12 +18,11 @@ from dpvim._compile import single_precision
 from dpvim._progress import show_progress
 from dpvim.bridge.data import ModelInput
 from dpvim.bridge.model import bridge
-from dpvim.bridge.persons import read_inputs
+from dpvim.bridge.persons import GROUP_BY, read_inputs
 from dpvim.inference.loop import runs_per_program
 from dpvim.inference.monitor import RunMonitor, monitoring
 from dpvim.options import Budget, FitOptions, RunLength, take
 from dpvim.prepared import PreparedFit, RunResult
-from dpvim.privacy.persons import GROUP_BY
 from dpvim.privacy.plan import Plan
 from dpvim.privacy.randomness import SecretStreams, fresh_key
 from dpvim.privacy.steps import StepCounter, origin_of

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 from planting import Fault, patch
 
 from dpvim.bridge import model as bridge
@@ -108,9 +107,8 @@ def _arranged(change: Callable[[np.ndarray, RowsByPerson], RowsByPerson]) -> Any
     """Another arrangement of the rows of a table."""
 
     def make(old: Any) -> Any:
-        def faulty(ids: Any, max_rows: int, generator: Any, **named: Any) -> RowsByPerson:
-            numbers = pd.factorize(pd.Series(ids))[0]
-            return change(numbers, old(ids, max_rows, generator, **named))
+        def faulty(numbers: np.ndarray, *settings: Any) -> RowsByPerson:
+            return change(numbers, old(numbers, *settings))
 
         return faulty
 

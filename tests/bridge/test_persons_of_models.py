@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 from conftest import linear_model, logistic_model
 
 import dpvim
 from dpvim.audit import models
 from dpvim.bridge.model import bridge
-from dpvim.bridge.persons import read_inputs
+from dpvim.bridge.persons import person_numbers, read_inputs
 from dpvim.models.regression import Regression
 from dpvim.privacy.randomness import SecretStreams
 
@@ -63,6 +64,39 @@ def test_a_persons_gradient_is_the_sum_of_those_of_the_rows(name) -> None:
 
     for person in range(len(is_used)):
         np.testing.assert_allclose(share(person), expected[person], rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [3, 1, 3, 2],
+        [0.3, 0.1, 0.3, 0.2],
+        ["c", "a", "c", "b"],
+        np.array([b"c", 1, b"c", "b"], object),
+        pd.Series([3, 1, 3, 2], index=[9, 8, 7, 6]),
+        pd.Series(["c", "a", "c", "b"], dtype="category"),
+        [2**60 + 1, 2**60, 2**60 + 1, 7],
+    ],
+)
+def test_rows_with_equal_ids_are_one_persons(ids) -> None:
+    np.testing.assert_array_equal(person_numbers(ids), [0, 1, 0, 2])
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([1.0, np.nan], "rows without one"),
+        (np.array(["a", None], object), "rows without one"),
+        (["a", " "], "rows without one"),
+        (pd.Series([1, None], dtype="Int64"), "rows without one"),
+        (np.ones((2, 2)), "in one column"),
+        ("person", "in one column"),
+        ([], "in one column"),
+    ],
+)
+def test_ids_that_are_none_are_refused(ids, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        person_numbers(ids)
 
 
 def test_a_fit_by_persons_is_the_fit_of_a_model_of_persons() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 import pytest
 
 from dpvim.privacy.clipping import clipped_sum
 from dpvim.privacy.persons import arrange_by_person, sum_within_persons
 
 RNG = np.random.default_rng(0)
-IDS = RNG.integers(0, 12, 60)
+IDS = np.append(RNG.integers(0, 12, 48), np.arange(12))
 
 
 def rows_of_each(ids, arranged) -> dict[object, set[int]]:
@@ -24,22 +23,17 @@ def rows_of_each(ids, arranged) -> dict[object, set[int]]:
 
 
 @pytest.mark.parametrize("max_rows", [1, 3, 60])
-@pytest.mark.parametrize(
-    "ids",
-    [IDS, IDS * 0.1, [f"p{i}" for i in IDS], pd.Series(IDS, index=RNG.permutation(60))],
-    ids=["integers", "floats", "texts", "series"],
-)
-def test_a_place_holds_rows_of_one_person_up_to_the_cap(ids, max_rows) -> None:
-    arranged = arrange_by_person(ids, max_rows, np.random.default_rng(1))
-    own = {person: set(np.flatnonzero(np.asarray(ids) == person)) for person in set(ids)}
+def test_a_place_holds_rows_of_one_person_up_to_the_cap(max_rows) -> None:
+    arranged = arrange_by_person(IDS, max_rows, np.random.default_rng(1))
+    own = {person: set(np.flatnonzero(person == IDS)) for person in set(IDS)}
     assert arranged.rows.shape == arranged.is_used.shape == (len(own), max_rows)
-    found = rows_of_each(ids, arranged)
+    found = rows_of_each(IDS, arranged)
     assert set(found) == set(own)
     for person, rows in found.items():
         assert rows <= own[person]
         assert len(rows) == min(max_rows, len(own[person]))
     # What fills up a place is the person's own, too.
-    owners = np.asarray(ids)[arranged.rows]
+    owners = IDS[arranged.rows]
     assert (owners == owners[:, :1]).all()
 
 
@@ -50,23 +44,6 @@ def test_the_order_of_the_table_changes_nothing_but_coins() -> None:
     by_order = rows_of_each(IDS[order], after)
     moved = {person: {int(order[row]) for row in rows} for person, rows in by_order.items()}
     assert moved == rows_of_each(IDS, before)
-
-
-@pytest.mark.parametrize(
-    ("ids", "message"),
-    [
-        ([1.0, np.nan], "rows without one"),
-        (np.array(["a", None], object), "rows without one"),
-        (["a", " "], "rows without one"),
-        (pd.Series([1, None], dtype="Int64"), "rows without one"),
-        (np.ones((2, 2)), "in one column"),
-        ("person", "in one column"),
-        ([], "in one column"),
-    ],
-)
-def test_ids_that_are_none_are_refused(ids, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        arrange_by_person(ids, 2, np.random.default_rng(0))
 
 
 def own_values(rows):

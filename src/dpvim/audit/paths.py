@@ -24,11 +24,11 @@ from dpvim.audit.canaries import NOT_FINITE, Records, concat, extreme_rows, take
 from dpvim.audit.models import Case
 from dpvim.bridge.data import ModelInput, prepare
 from dpvim.bridge.model import BridgedModel, bridge
-from dpvim.bridge.persons import as_persons
+from dpvim.bridge.persons import GROUP_BY, as_persons
 from dpvim.inference.gradient import Problem
 from dpvim.privacy.clipping import Likelihood
 from dpvim.privacy.norm_counts import COUNT_SHARE, NUM_NORM_BINS
-from dpvim.privacy.persons import GROUP_BY, RowsByPerson
+from dpvim.privacy.persons import RowsByPerson
 from dpvim.types import Latent
 
 _DIM = 4
@@ -66,7 +66,7 @@ class FitCase(NamedTuple):
     max_rows_per_person: int | None = None
 
     def arguments(self, records: Records) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the model is given for these records: rows, and of persons whose they are."""
+        """Arguments of the model for these records: rows, and of persons whose they are."""
         if self.max_rows_per_person is None:
             return jax.tree.unflatten(self.structure, records), {}
         *arrays, is_used = records

@@ -14,6 +14,7 @@ import pandas as pd
 from dpvim.audit.counts.sensitivity import weighted_release
 from dpvim.audit.counts.target import COLUMNS, SLACK, TABLE
 from dpvim.audit.findings import Finding, chi_square
+from dpvim.bridge.persons import person_numbers
 from dpvim.privacy import persons
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.synthesis import persons as twins
@@ -49,7 +50,9 @@ def _places_hold_one_person(streams: SecretStreams) -> Finding:
         rng.integers(0, 3, 20) * 1e300,
     ]
     broken = sum(
-        not _holds_one_person(ids, most, persons.arrange_by_person(ids, most, generator))
+        not _holds_one_person(
+            ids, most, persons.arrange_by_person(person_numbers(ids), most, generator)
+        )
         for ids in tables
         for most in (1, _KEPT, 60)
     )
@@ -107,7 +110,7 @@ def _places_evenly(drawn: list[persons.RowsByPerson]) -> Finding:
 
 
 def _apart(streams: SecretStreams, trials: int) -> Finding:
-    """Which row of one person is kept says nothing about another's."""
+    """The row that is kept of one person says nothing about another's."""
     ids, generator = np.array([0, 1, 0, 1]), streams.generator(_PURPOSE)
     counts = np.zeros((2, 2))
     for _ in range(trials):

@@ -8,13 +8,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
 from dpvim import _validate
 from dpvim._compile import single_precision
 from dpvim.bridge.data import ModelInput, prepare
-from dpvim.privacy.persons import GROUP_BY, RowsByPerson, arrange_by_person
+from dpvim.privacy.persons import RowsByPerson, arrange_by_person
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.types import Record, Scalar
+
+GROUP_BY = "group_by"
+"""The argument with the ids of persons, one for each row."""
 
 
 @single_precision
@@ -52,7 +56,35 @@ def read_inputs(
             f"group_by: expected the id of a person for each of {inputs.num_rows} rows, got "
             f"{len(ids)}."
         )
-    return as_persons(inputs, arrange_by_person(ids, most, streams.generator("rows of persons")))
+    coins = streams.generator("rows of persons")
+    return as_persons(inputs, arrange_by_person(person_numbers(ids), most, coins))
+
+
+def person_numbers(ids: Any, name: str = GROUP_BY) -> Int[np.ndarray, " rows"]:
+    """Persons as numbers from 0 on; rows with equal ids are one person's.
+
+    Args:
+        ids: One for each row: numbers or texts.
+        name: Of the ids, in errors, which name no row and no id.
+    """
+    if isinstance(ids, str) or np.ndim(ids) != 1 or not len(ids):
+        given = "a text" if isinstance(ids, str) else f"shape {np.shape(ids)}"
+        raise ValueError(
+            f"{name}: expected the id of a person for each row, in one column, got {given}. Pass "
+            "the column itself, as frame['person']."
+        )
+    import pandas as pd  # takes long, and most fits do not need it
+
+    column = pd.Series(ids)
+    numbers = pd.factorize(column)[0]
+    has_texts = not pd.api.types.is_numeric_dtype(column)
+    blank = has_texts and (column.astype(str).str.strip() == "").any()
+    if blank or (numbers < 0).any():
+        raise ValueError(
+            f"{name}: expected the id of a person in every row, got rows without one. Say whose "
+            "they are, give each of them an id of its own, or leave them out."
+        )
+    return numbers
 
 
 def as_persons(inputs: ModelInput, arranged: RowsByPerson) -> ModelInput:

@@ -10,7 +10,7 @@ A person's gradient is the sum of those of the rows kept (`sum_within_persons`).
 person is a record like any other: there is one clip, one sampler and one source of noise.
 
 >>> import numpy as np
->>> arranged = arrange_by_person(np.array([7, 7, 7, 5]), 2, np.random.default_rng(0))
+>>> arranged = arrange_by_person(np.array([0, 0, 0, 1]), 2, np.random.default_rng(0))
 >>> sorted(arranged.is_used.sum(axis=1).tolist())
 [1, 2]
 """
@@ -18,14 +18,11 @@ person is a record like any other: there is one clip, one sampler and one source
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
-
-GROUP_BY = "group_by"
-"""The argument with the ids of persons, one for each row."""
 
 
 class RowsByPerson(NamedTuple):
@@ -41,21 +38,19 @@ class RowsByPerson(NamedTuple):
 
 
 def arrange_by_person(
-    ids: Any, max_rows: int, generator: np.random.Generator, *, name: str = GROUP_BY
+    persons: Int[np.ndarray, " rows"], max_rows: int, generator: np.random.Generator
 ) -> RowsByPerson:
     """Give every person a place of `max_rows` rows, and draw who stands where.
 
     Args:
-        ids: One for each row: numbers or texts. Equal ones are one person.
+        persons: For each row the number of its person, from 0 on, each at least once.
         max_rows: Public. Of a person with more rows so many are kept, all choices alike.
         generator: Secret coins.
-        name: Of the ids, in errors.
 
     Guarantees:
         A place holds rows of one person, each once, and all of them if there is room. The shape
         tells the number of persons and nothing else.
     """
-    persons = _numbers_of(ids, name)
     num_persons = int(persons.max()) + 1
     places = generator.permutation(num_persons)[persons]
     # Rows in random order, then by place: the first ones of a person are a random choice.
@@ -70,28 +65,6 @@ def arrange_by_person(
     rows[places[kept], within[kept]] = order[kept]
     is_used[places[kept], within[kept]] = True
     return RowsByPerson(rows, is_used)
-
-
-def _numbers_of(ids: Any, name: str) -> Int[np.ndarray, " rows"]:
-    """Persons as numbers from 0 on. An error names no row and no id."""
-    if isinstance(ids, str) or np.ndim(ids) != 1 or not len(ids):
-        given = "a text" if isinstance(ids, str) else f"shape {np.shape(ids)}"
-        raise ValueError(
-            f"{name}: expected the id of a person for each row, in one column, got {given}. Pass "
-            "the column itself, as frame['person']."
-        )
-    import pandas as pd  # takes long, and few need it
-
-    column = pd.Series(ids)
-    numbers = pd.factorize(column)[0]
-    has_texts = not pd.api.types.is_numeric_dtype(column)
-    blank = has_texts and (column.astype(str).str.strip() == "").any()
-    if blank or (numbers < 0).any():
-        raise ValueError(
-            f"{name}: expected the id of a person in every row, got rows without one. Say whose "
-            "they are, give each of them an id of its own, or leave them out."
-        )
-    return numbers
 
 
 def sum_within_persons(

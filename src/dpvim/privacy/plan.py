@@ -48,7 +48,7 @@ class _Schedule:
 
     @property
     def unit(self) -> Unit:
-        """What is sampled, clipped and protected: a record, or a person with all of its rows."""
+        """The unit that is sampled, clipped and protected: a record, or a person with all rows."""
         return Unit.RECORD if self.max_rows_per_person is None else Unit.PERSON
 
     @property

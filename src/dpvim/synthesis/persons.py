@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import pandas as pd
 
+from dpvim.bridge.persons import person_numbers
 from dpvim.privacy.persons import arrange_by_person
 from dpvim.synthesis.tables import check_names
 
@@ -29,7 +30,7 @@ def one_row_a_person(frames: Frames, person: str, generator: np.random.Generator
         generator: Secret coins. All rows of a person are kept with the same probability.
     """
     ids = _ids(frames, person)
-    arranged = arrange_by_person(ids, 1, generator, name=person)
+    arranged = arrange_by_person(person_numbers(ids, person), 1, generator)
     is_kept = np.zeros(len(ids), bool)
     is_kept[arranged.rows[:, 0]] = True
 
