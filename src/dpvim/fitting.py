@@ -16,8 +16,9 @@ import numpy as np
 from dpvim import _validate
 from dpvim._compile import single_precision
 from dpvim._progress import show_progress
-from dpvim.bridge.data import ModelInput, prepare
+from dpvim.bridge.data import ModelInput
 from dpvim.bridge.model import bridge
+from dpvim.bridge.persons import GROUP_BY, read_inputs
 from dpvim.inference.loop import runs_per_program
 from dpvim.inference.monitor import RunMonitor, monitoring
 from dpvim.ledger.book import Job
@@ -44,6 +45,11 @@ def fit(model: Model, *data: Any, **options: Any) -> Fit:
         data, keyword_data: What the model takes: arrays with a row for each record, in dicts,
             lists and tuples as you like. Python numbers and texts given as arguments of their own
             are public constants; anything else that is public is declared: `dpvim.public(value)`.
+        group_by, max_rows_per_person: For data with several rows a person: for each row the id of
+            its person, and the most rows of one that are to be used. Persons instead of rows are
+            then sampled, clipped and protected: whatever is said of records below holds for them.
+            Of a person with more rows so many are chosen at random. The number is public: choose
+            it without looking at the data.
         epsilon, delta: The budget. Or give `noise_multiplier`, and epsilon is reported. More is not
             needed: the run follows its releases (docs/defaults.md) unless an option below says how
             to optimise or to clip. `dpvim.plan` shows what will be done.
@@ -147,6 +153,7 @@ def _show_options(function: Any, *kinds: Any) -> None:
         inspected("model", inspected.POSITIONAL_ONLY, annotation="Callable[..., Any]"),
         inspected("data", inspected.VAR_POSITIONAL, annotation="Any"),
     ]
+    shown.append(inspected(GROUP_BY, inspected.KEYWORD_ONLY, default=None, annotation="Any"))
     for field in (field for kind in kinds for field in dataclasses.fields(kind)):
         required = field.default is dataclasses.MISSING
         default = inspected.empty if required else field.default
@@ -169,7 +176,13 @@ def _fit_all(
 
     The calls share everything but seeds, initial values and noise.
     """
-    inputs = prepare(data, keyword_data)
+    seeds = [call.options.seed for call in calls]
+    inputs = read_inputs(
+        data,
+        keyword_data,
+        max_rows_per_person=calls[0].length.max_rows_per_person,
+        streams=SecretStreams(None if None in seeds else seeds[0]),
+    )
     bridged = bridge(model, inputs)
     chosen = choose(calls, bridged, inputs.num_rows)
     plans = [strategy.plan for strategy in chosen]

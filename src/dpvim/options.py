@@ -164,16 +164,20 @@ class RunLength:
     sampling_prob: float | None = None
     num_steps: int | None = None
     num_epochs: float | None = None
+    max_rows_per_person: int | None = None
 
     def resolve(
         self, *, num_examples: int, dim: int, options: FitOptions | None = None
     ) -> dict[str, Any]:
-        """Sampling probability and number of steps, for a run with these options."""
+        """Sampling probability, number of steps and rows of a person, for these options."""
         steered = options is not None and options.is_steered
         sampling_prob = self.sampling_prob
         if sampling_prob is None:
             sampling_prob = default_sampling_prob(
-                num_examples=num_examples, dim=dim, products=steered
+                num_examples=num_examples,
+                dim=dim,
+                products=steered,
+                rows=self.max_rows_per_person or 1,
             )
         sampling_prob = check_sampling_prob(sampling_prob)
         steps = resolve_num_steps(
@@ -182,7 +186,11 @@ class RunLength:
             sampling_prob=sampling_prob,
             default=default_num_steps(dim) if steered else DEFAULT_STEPS,
         )
-        return {"sampling_prob": sampling_prob, "num_steps": steps}
+        return {
+            "sampling_prob": sampling_prob,
+            "num_steps": steps,
+            "max_rows_per_person": self.max_rows_per_person,
+        }
 
     def plan(self, num_rows: int, dim: int, options: FitOptions | None = None) -> Plan:
         """The plan without clip and noise."""

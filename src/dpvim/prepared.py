@@ -80,6 +80,11 @@ class PreparedFit:
         prior: GaussianPrior | None = None,
     ) -> None:
         plan.check_num_rows(inputs.num_rows)
+        if plan.max_rows_per_person != inputs.max_rows_per_person:
+            raise ValueError(
+                f"max_rows_per_person: expected data by {plan.unit.value}, as the plan has it, got "
+                "others. Give group_by= with a plan for persons, and leave it out with others."
+            )
         self.model = model
         self.plan = plan
         self.options = options
@@ -130,7 +135,8 @@ class PreparedFit:
         variant = self.engine.variant
         sums = ", sums of the noisy gradients" if variant.releases_gradient else ""
         if variant.whitens:
-            sums = ", sums of the noisy gradients, counts of records by the length of theirs"
+            unit = f"{self.plan.unit.value}s"
+            sums = f", sums of the noisy gradients, counts of {unit} by the length of theirs"
         return iterates + sums
 
     def gaussian_prior(self) -> GaussianPrior:

@@ -16,8 +16,8 @@ from dpvim import _validate, serialization
 from dpvim._compile import single_precision
 from dpvim._extras import require
 from dpvim._progress import show_progress
-from dpvim.bridge.data import prepare
 from dpvim.bridge.latent_space import LatentSpace
+from dpvim.bridge.persons import read_inputs
 from dpvim.inference.blocks import Blocks
 from dpvim.inference.engine import State
 from dpvim.inference.families import Family
@@ -36,6 +36,7 @@ from dpvim.posterior.from_trace import (
 from dpvim.posterior.posterior import Posterior
 from dpvim.prepared import PreparedFit, numpyro_params
 from dpvim.privacy.plan import Plan, PrivacyPlan
+from dpvim.privacy.randomness import SecretStreams
 from dpvim.privacy.statement import NoPrivacy, PrivacyStatement, round_up
 from dpvim.privacy.steps import StepCounter
 from dpvim.serialization import SavedFit
@@ -333,6 +334,7 @@ class Fit:
         """Take the steps that an interrupted fit left, on the same data, in the same plan.
 
         A fit with a ledger was settled at the steps that it took; the others are booked anew.
+        A fit by persons needs ``group_by=`` again; rows of those who have too many are drawn anew.
         """
         if not self.interrupted:
             return self
@@ -386,7 +388,9 @@ class Fit:
 
     def __repr__(self) -> str:
         kind = "Fit" if self.privacy.private else "NOT PRIVATE Fit"
-        cost = f"epsilon={round_up(self.privacy.epsilon)}, " if self.privacy.private else ""
+        cost = ""
+        if self.privacy.private:
+            cost = f"epsilon={round_up(self.privacy.epsilon)} a {self.plan.unit.value}, "
         return f"<{kind}: {cost}{int(self.trace.steps[-1]):,} steps, d={self.family.dim}>"
 
 
@@ -422,7 +426,12 @@ def _continue(
     progress: bool | None,
 ) -> Fit:
     prepared, counter, seed, state, steering, account = session
-    inputs = prepare(data, keyword_data)
+    inputs = read_inputs(
+        data,
+        keyword_data,
+        max_rows_per_person=fit.plan.max_rows_per_person,
+        streams=SecretStreams(seed, start_step=int(state.step)),
+    )
     if inputs.signature != prepared.signature:
         raise ValueError(
             "data: expected the records that the fit began with; these have other shapes, types or "

@@ -11,7 +11,7 @@ Plan of a fit
   estimator  whitened: the run follows its releases, there is nothing to choose
   steps      4,096 on all records: 1,024 find the place, 1,024 the curvature, 2,048 the answer
   clip norm  0.06081 in units of the approximation: 4.3 sqrt(d / N)
-  noise      multiplier 238.9: (0.9999, 1e-05)-differential privacy, zero_out
+  noise      multiplier 238.9: (0.9999, 1e-05)-differential privacy for one record, zero_out
   expect     intervals 1.05 times as wide as without privacy, where a quadratic fits
 """
 
@@ -23,14 +23,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpvim._compile import single_precision
-from dpvim.bridge.data import prepare
 from dpvim.bridge.model import BridgedModel, bridge
+from dpvim.bridge.persons import read_inputs
 from dpvim.inference.release_sums import LARGEST_FULL_DIM
 from dpvim.inference.windows import fewest_steps, windows_of
 from dpvim.options import Budget, FitOptions, RunLength, take
 from dpvim.prepared import gaussian_prior
 from dpvim.privacy.norm_counts import COUNT_SHARE
 from dpvim.privacy.plan import Plan, PrivacyPlan
+from dpvim.privacy.randomness import SecretStreams
 
 if TYPE_CHECKING:
     from dpvim.posterior.from_releases.regression import GaussianPrior
@@ -157,7 +158,8 @@ class FitPlan:
         """Plain values, for scripts."""
         plan = dataclasses.asdict(self.plan)
         facts = {k: v for k, v in dataclasses.asdict(self).items() if k != "plan"}
-        return facts | plan | {"epsilon": self.epsilon, "expected_width": self.expected_width}
+        found = {"epsilon": self.epsilon, "expected_width": self.expected_width}
+        return facts | plan | found | {"unit": self._unit}
 
     def __str__(self) -> str:
         rows = {
@@ -166,7 +168,8 @@ class FitPlan:
             "steps": self._steps(),
             "clip norm": self._clip_norm(),
             "noise": f"multiplier {self.plan.noise_multiplier:.4g}: ({self.epsilon:.4g}, "
-            f"{self.delta:g})-differential privacy, {self.plan.relation.value}",
+            f"{self.delta:g})-differential privacy for one {self._unit}, "
+            f"{self.plan.relation.value}",
         }
         if self.expected_width is not None:
             rows["expect"] = (
@@ -183,7 +186,13 @@ class FitPlan:
         others = f", {prior_alone} of them in the prior alone" if prior_alone else ""
         several = "" if self.parameters == 1 else "s"
         count = f"{self.parameters} parameter{several}{others}"
-        return f"{self.plan.num_examples:,} records; {count}"
+        most = self.plan.max_rows_per_person
+        rows = "" if most is None else f", at most {most:,} rows of each"
+        return f"{self.plan.num_examples:,} {self._unit}s{rows}; {count}"
+
+    @property
+    def _unit(self) -> str:
+        return self.plan.unit.value
 
     def _estimator(self) -> str:
         if self.why_not_steered is None:
@@ -192,9 +201,9 @@ class FitPlan:
 
     def _steps(self) -> str:
         plan = self.plan
-        batch = f"about {plan.expected_batch_size:,.0f} records each"
+        batch = f"about {plan.expected_batch_size:,.0f} {self._unit}s each"
         if plan.sampling_prob == 1:
-            batch = "all records"
+            batch = f"all {self._unit}s"
         if self.why_not_steered is not None:
             return f"{plan.num_steps:,} on {batch}"
         windows = windows_of(plan.num_steps)
@@ -209,7 +218,7 @@ class FitPlan:
     def _clip_norm(self) -> str:
         norm = self.plan.clip_norm
         if self.variant != "whitened":
-            return f"{norm:.4g}, of a record's gradient"
+            return f"{norm:.4g}, of a {self._unit}'s gradient"
         factor = norm / math.sqrt(self.informed / self.plan.num_examples)
         return f"{norm:.4g} in units of the approximation: {factor:.2g} sqrt(d / N)"
 
@@ -224,7 +233,12 @@ def plan(model: Callable[..., Any], *data: Any, **options: Any) -> FitPlan:
         model, data, options: As in `dpvim.fit`. With a ledger, what it does not pay for is refused.
     """
     request = Request(take(Budget, options), take(FitOptions, options))
-    inputs = prepare(data, options)
+    inputs = read_inputs(
+        data,
+        options,
+        max_rows_per_person=request.length.max_rows_per_person,
+        streams=SecretStreams(),
+    )
     bridged = bridge(model, inputs)
     (strategy,) = choose([request], bridged, inputs.num_rows)
     assert isinstance(strategy.plan, PrivacyPlan)

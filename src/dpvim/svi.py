@@ -31,6 +31,7 @@ from dpvim import _validate
 from dpvim._compile import single_precision
 from dpvim.bridge.data import ModelInput, map_arrays, prepare
 from dpvim.bridge.latent_space import LatentSpace
+from dpvim.bridge.persons import read_inputs
 from dpvim.inference.engine import Info, State
 from dpvim.inference.families import Family
 from dpvim.inference.monitor import monitoring
@@ -52,7 +53,8 @@ class DPSVI:
         family: A name from `dpvim.FAMILIES`, `dpvim.family` with options, or NumPyro's
             AutoDiagonalNormal, AutoMultivariateNormal or AutoLowRankMultivariateNormal.
         optimizer: An optax optimiser.
-        plan: A `PrivacyPlan` with a noise multiplier.
+        plan: A `PrivacyPlan` with a noise multiplier. With ``max_rows_per_person`` every verb that
+            is given data is also given ``group_by=``, the ids of persons, as in `dpvim.fit`.
         variant: The gradient estimator; see `dpvim.inference.variants`.
         scale_transform: ``"softplus"`` or ``"exp"``.
         init_scale: Standard deviation that the approximation starts with; a guide brings its own.
@@ -204,9 +206,11 @@ class DPSVI:
         """
         num_runs = _validate.positive_int("num_runs", num_runs)
         num_steps = _validate.positive_int("num_steps", num_steps)
-        one_args, one_kwargs = map_arrays(
-            lambda array: array[0] if stacked else array, (args, kwargs)
-        )
+        if stacked and self.plan.max_rows_per_person is not None:
+            raise ValueError("stacked: expected data by records, got a plan for persons.")
+        one_args, one_kwargs = args, kwargs
+        if stacked:
+            one_args, one_kwargs = map_arrays(lambda array: array[0], (args, kwargs))
         prepared, inputs = self._read(one_args, one_kwargs)
         self._forget()
         origin = origin_of(self.plan, self.seed)
@@ -271,7 +275,12 @@ class DPSVI:
             known, inputs = self._last_read
             if len(known) == len(leaves) and all(map(operator.is_, known, leaves)):
                 return self._prepared, inputs
-        inputs = prepare(args, kwargs)
+        inputs = read_inputs(
+            args,
+            kwargs,
+            max_rows_per_person=self.plan.max_rows_per_person,
+            streams=SecretStreams(self.seed),
+        )
         if self._prepared is None or self._prepared.signature != inputs.signature:
             self._prepared = PreparedFit(self.model, self.plan, self._options, inputs)
             self._source = None

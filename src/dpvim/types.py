@@ -34,7 +34,7 @@ LogPrior: TypeAlias = Callable[[Latent], Scalar]
 
 
 class Relation(enum.StrEnum):
-    """The neighbouring relation: what one person's record may change.
+    """The neighbouring relation: what one record may change; records may be persons (`Unit`).
 
     * ``zero_out``: one record is replaced by nothing; the number of records is public.
     * ``add_or_remove``: one record is added or removed; the caller declares a public
@@ -45,6 +45,17 @@ class Relation(enum.StrEnum):
     ZERO_OUT = "zero_out"
     ADD_OR_REMOVE = "add_or_remove"
     REPLACE_ONE = "replace_one"
+
+
+class Unit(enum.StrEnum):
+    """The unit of privacy: whom one guarantee is about.
+
+    * ``record``: one row. A person with several rows is protected less.
+    * ``person``: all rows of a person together.
+    """
+
+    RECORD = "record"
+    PERSON = "person"
 
 
 class Origin(enum.IntEnum):

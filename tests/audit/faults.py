@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from count_faults import COUNT_FAULTS
 from path_faults import PATH_FAULTS
+from person_faults import PERSON_FAULTS
 from planting import Fault, everywhere, patch
 
 from dpvim import svi
@@ -337,5 +338,6 @@ FAULTS = [
         "clip",
     ),
     *PATH_FAULTS,
+    *PERSON_FAULTS,
     *COUNT_FAULTS,
 ]

@@ -314,10 +314,53 @@ def test_the_plan_of_a_regression_says_what_will_be_done(call, folder):
     shown = call("plan", *arguments, "--target", "visits")
     assert shown.exit_code == 0, shown.output
     assert "whitened: the run follows its releases" in shown.stdout
-    assert "differential privacy, zero_out" in shown.stdout
+    assert "differential privacy for one record, zero_out" in shown.stdout
     facts = json.loads(call("plan", *arguments, "--target", "visits", "--json").stdout)
     assert facts["num_examples"] == 5000
     assert facts["why_not_steered"] is None
     without = call("plan", *arguments)
     assert without.exit_code == 2
     assert "--target" in without.stderr
+
+
+def test_persons_on_the_command_line(call, folder, patients):
+    write_table(patients.assign(patient=np.arange(len(patients)) % 90), folder / "visits.csv")
+    fit = ["fit", "visits.csv", "--schema", "patients.toml", "--epsilon", 5, "-o", "fit"]
+    fit += ["--model", "poisson", "--target", "visits"]
+    people = ["--person", "patient", "--max-rows", 3]
+    shown = call(*fit, *people, "--dry-run")
+    assert shown.exit_code == 0, shown.output
+    assert "90 persons, at most 3 rows of each" in shown.stdout
+    made = call(*fit, *people, "--steps", 30, "--clip-norm", 1, "--seed", 0)
+    assert made.exit_code == 0, made.output
+    assert "protects   one person" in made.stdout
+    assert json.loads((folder / "fit" / "privacy.json").read_text())["unit"] == "person"
+    for options, message in [
+        (people[:2], "--max-rows: expected with --person"),
+        (people[2:], "--person: expected with --max-rows"),
+        (["--person", "age", "--max-rows", 3], "not in the schema"),
+    ]:
+        refused = call(*fit[:-5], "other", *fit[-4:], *options)
+        assert refused.exit_code == 2
+        assert message in refused.stderr
+    twin = ["synth", "visits.csv", "--schema", "patients.toml", "--epsilon", 5, "-o", "twin"]
+    for engine in ([], QUICK):
+        shown = call(*twin, "--person", "patient", "--dry-run", *engine)
+        assert shown.exit_code == 0, shown.output
+        assert "person" in shown.stdout
+
+
+def test_plans_say_the_unit(call, folder):
+    plan = ["plan", "--schema", "patients.toml", "--rows", 5000, "--epsilon", 1, "--json"]
+    regression = ["--model", "poisson", "--target", "visits"]
+    persons = ["--person", "patient"]
+    for options, unit in [
+        ([], "record"),
+        (persons, "person"),
+        (regression, "record"),
+        ([*regression, *persons, "--max-rows", 4], "person"),
+    ]:
+        shown = call(*plan, *options)
+        assert shown.exit_code == 0, shown.output
+        assert json.loads(shown.stdout)["unit"] == unit
+    assert call(*plan, *regression, *persons).exit_code == 2

@@ -54,6 +54,7 @@ def fit_checks(
         clip_norm=max(unit * path.clip_norm, SMALLEST_CLIP_NORM),
         relation=Relation.ADD_OR_REMOVE,
         noise_multiplier=1.0,
+        max_rows_per_person=case.max_rows_per_person,
     )
     kept = np.sqrt(1 - COUNT_SHARE) if whitens else 1.0  # the rest of a share is a count
     canary = _CanaryDirection(case, plan, unit, kept)
@@ -138,7 +139,7 @@ def _increments(
             init_scale=_INIT_SCALE,
             seed=seed,
         )
-    args = jax.tree.unflatten(case.structure, records)
+    args, kwargs = case.arguments(records)
     runs = svi.run_many(
         jax.random.key(0 if seed is None else seed),
         fits,
@@ -147,6 +148,7 @@ def _increments(
         init_params=case.bridged.space.constrain(jnp.asarray(case.loc)),
         trace_every=1,
         progress_bar=False,
+        **kwargs,
     )
     loc = np.stack([run.trace.params.loc for run in runs])
     return np.diff(loc, axis=1) / learning_rate * plan.expected_batch_size

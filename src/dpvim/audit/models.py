@@ -30,6 +30,8 @@ class Case(NamedTuple):
             are called so.
         start: Values of the sites to start from.
         clip_norm: What rows are clipped to.
+        max_rows_per_person: If records are persons, room for so many rows: arrays then have an axis
+            of rows behind that of persons. A last one says which of them are used.
     """
 
     model: Callable[..., Any]
@@ -39,26 +41,55 @@ class Case(NamedTuple):
     extra: dict[str, tuple[Any, ...]]
     start: dict[str, Any]
     clip_norm: float = 0.37  # not one: a forgotten clip norm must show
+    max_rows_per_person: int | None = None
+
+
+def _normals(x: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0, 1).expand([2]).to_event(1))
+    scale = numpyro.sample("scale", dist.LogNormal(0, 1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("x", dist.Normal(mean, scale).to_event(1), obs=x)
 
 
 def plain() -> Case:
     """Normals with a scale that is not one: gradients by autodiff, carried through a transform."""
-
-    def model(x: Any) -> None:
-        mean = numpyro.sample("mean", dist.Normal(0, 1).expand([2]).to_event(1))
-        scale = numpyro.sample("scale", dist.LogNormal(0, 1))
-        with numpyro.plate("records", x.shape[0]):
-            numpyro.sample("x", dist.Normal(mean, scale).to_event(1), obs=x)
-
     x = np.random.default_rng(0).normal(size=(_ROWS, 2)) * np.geomspace(0.3, 30, _ROWS)[:, None]
     return Case(
-        model,
+        _normals,
         (_single(x),),
         # The scale's gradients, by which the transform multiplies, have opposite signs.
         (_single([[16.0, -16.0]]),),
         (_single([[0.3, -0.2]]),),
         {"huge residual": (_single([[1e4, 1e4]]),)},
         {"mean": np.array([0.3, -0.2], np.float32), "scale": np.float32(4.0)},
+    )
+
+
+def persons() -> Case:
+    """The same normals, with up to three rows a person; what is not used holds anything."""
+    rng, most = np.random.default_rng(0), 3
+    x = rng.normal(size=(_ROWS, most, 2)) * np.geomspace(0.3, 30, _ROWS)[:, None, None]
+    is_used = np.arange(most) < rng.integers(1, most + 1, _ROWS)[:, None]
+    long, short = [16.0, -16.0], [0.3, -0.2]
+
+    def person(*rows: Any, used: int = most) -> tuple[Any, ...]:
+        return _single([rows]), np.arange(most)[None] < used
+
+    return Case(
+        _normals,
+        (_single(x), is_used),
+        person(long, long, long),
+        person(short, short, short),
+        {
+            "three rows below the clip": person(*[[0.3, 5.0]] * 3),
+            "one huge row of three": person(short, [1e4, 1e4], short),
+            "rows that cancel": person([40.0, 0.0], [-40.0, 0.0], short),
+            "one infinite row of three": person(short, [np.inf, 0.0], short),
+            "one row, the others huge": person(short, [1e4, 1e4], [-1e30, 1e30], used=1),
+            "one row, the others NaN": person(short, [np.nan, 0.0], [np.inf, np.nan], used=1),
+        },
+        {"mean": np.array([0.3, -0.2], np.float32), "scale": np.float32(4.0)},
+        max_rows_per_person=most,
     )
 
 

@@ -2,7 +2,7 @@
 
 `gradients` is the general one with records that are their own gradients: whoever writes the records
 writes the gradients. The others are what users run: NumPyro models by autodiff and by look-ups,
-and the ready-made models, which bring clipped sums of their own.
+with several rows a person, and the ready-made models, which bring clipped sums of their own.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from jax.tree_util import PyTreeDef
 from dpvim.audit import models
 from dpvim.audit.canaries import NOT_FINITE, Records, concat, extreme_rows, take
 from dpvim.audit.models import Case
-from dpvim.bridge.data import prepare
+from dpvim.bridge.data import ModelInput, prepare
 from dpvim.bridge.model import BridgedModel, bridge
+from dpvim.bridge.persons import GROUP_BY, as_persons
 from dpvim.inference.gradient import Problem
 from dpvim.privacy.clipping import Likelihood
 from dpvim.privacy.norm_counts import COUNT_SHARE, NUM_NORM_BINS
+from dpvim.privacy.persons import RowsByPerson
 from dpvim.types import Latent
 
 _DIM = 4
@@ -61,6 +63,15 @@ class FitCase(NamedTuple):
     loc: np.ndarray
     others: Records
     canary: Records
+    max_rows_per_person: int | None = None
+
+    def arguments(self, records: Records) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of the model for these records: rows, and of persons whose they are."""
+        if self.max_rows_per_person is None:
+            return jax.tree.unflatten(self.structure, records), {}
+        *arrays, is_used = records
+        rows = [leaf[is_used] for leaf in arrays]
+        return jax.tree.unflatten(self.structure, rows), {GROUP_BY: np.nonzero(is_used)[0]}
 
 
 class CodePath(NamedTuple):
@@ -78,6 +89,7 @@ class CodePath(NamedTuple):
         not_finite: Names of rows that must count for nothing.
         adversaries: Who plays in games.
         fit: What whole fits are made of.
+        max_rows_per_person: If records are persons, room for so many rows of each.
     """
 
     name: str
@@ -91,6 +103,7 @@ class CodePath(NamedTuple):
     not_finite: tuple[str, ...]
     adversaries: tuple[Adversary, ...]
     fit: FitCase
+    max_rows_per_person: int | None = None
 
     def row_number(self, name: str) -> int:
         """Number of a row by its name; ordinary ones are called "0", "1" and so on."""
@@ -105,7 +118,8 @@ def _from_case(name: str, make: Callable[[], Case]) -> CodePath:
     """A path through a NumPyro model, as `dpvim.fit` sets it up."""
     case = make()
     ordinary = jax.tree.leaves(case.ordinary)
-    bridged = bridge(case.model, prepare(case.ordinary, {}))
+    inputs, structure = _inputs(case)
+    bridged = bridge(case.model, inputs)
     canary, opposite = jax.tree.leaves(case.canary), jax.tree.leaves(case.opposite)
     # The first row is what padding is filled with.
     named = {CANARY: canary, OPPOSITE: opposite}
@@ -115,10 +129,11 @@ def _from_case(name: str, make: Callable[[], Case]) -> CodePath:
     fit = FitCase(
         case.model,
         bridged,
-        jax.tree.structure(case.ordinary),
+        structure,
         loc,
         take(ordinary, range(5)),
         canary,
+        case.max_rows_per_person,
     )
     return CodePath(
         name=name,
@@ -136,7 +151,18 @@ def _from_case(name: str, make: Callable[[], Case]) -> CodePath:
             Adversary("nan", ("nan",), (OPPOSITE,), ("0",), (CANARY, OPPOSITE)),
         ),
         fit=fit,
+        max_rows_per_person=case.max_rows_per_person,
     )
+
+
+def _inputs(case: Case) -> tuple[ModelInput, PyTreeDef]:
+    """A case's ordinary rows as the library has them, and the form of the model's arguments."""
+    if case.max_rows_per_person is None:
+        return prepare(case.ordinary, {}), jax.tree.structure(case.ordinary)
+    *arguments, is_used = case.ordinary
+    rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tuple(arguments))
+    arranged = RowsByPerson(np.arange(is_used.size).reshape(is_used.shape), is_used)
+    return as_persons(prepare(rows, {}), arranged), jax.tree.structure(rows)
 
 
 def _gradients() -> CodePath:
@@ -229,6 +255,7 @@ def _fit_of_means() -> FitCase:
 
 _CASES = {
     "autodiff": models.plain,
+    "persons": models.persons,
     "look_ups": models.table,
     "logistic": models.logistic,
     "poisson": models.poisson,

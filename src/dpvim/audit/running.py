@@ -21,6 +21,7 @@ from dpvim.audit.fits import fit_checks
 from dpvim.audit.game import game_checks
 from dpvim.audit.noise import noise_checks
 from dpvim.audit.paths import PATHS, CodePath, ReferenceGradients
+from dpvim.audit.persons import person_checks
 from dpvim.audit.target import Target, VectorizedRuns, make_target
 from dpvim.inference.families import FAMILIES
 from dpvim.inference.variants import VARIANTS, make_variant, served_variants
@@ -32,11 +33,12 @@ FULL_RUNS = 200_000
 QUICK_RUNS = 20_000
 _MIN_RUNS = 1000
 _MIN_FITS = 200
+_MIN_TRIALS, _MAX_TRIALS = 2000, 5000
 _RUNS_FOR_ALL_FITS = 100_000
 # The narrowest and the widest. Others differ by the weights of their slopes, which tests hold for
 # every family (tests/privacy/test_lattice.py), and not at all for the aligned variant.
 _FAMILIES = ("mean_field", "full_rank")
-CHECKS = ("noise", "batches", "counts", "clip", "game", "fits")
+CHECKS = ("noise", "batches", "persons", "counts", "clip", "game", "fits")
 
 
 class _Part(NamedTuple):
@@ -143,6 +145,7 @@ class _Audit:
         """Checks that know nothing of likelihoods once; the rest on every path."""
         yield _Part("noise", "", self._noise)
         yield _Part("batches", "", self._batches)
+        yield _Part("persons", "", self._persons)
         yield _Part("counts", "", functools.partial(self._counts, relations))
         attacked = list(itertools.product(paths, families))
         for path, family in attacked:
@@ -172,6 +175,10 @@ class _Audit:
     def _batches(self) -> list[Finding]:
         target, steps = self._target("gradients", num_examples=40), max(self._runs, QUICK_RUNS)
         return batch_checks(target, next(self._streams), next(self._streams), steps=steps)
+
+    def _persons(self) -> Iterable[Finding]:
+        trials = min(max(self._runs // 10, _MIN_TRIALS), _MAX_TRIALS)
+        return person_checks(lambda: next(self._streams), trials=trials)
 
     def _counts(self, relations: Sequence[str]) -> Iterable[Finding]:
         each = [Relation(relation) for relation in relations]
@@ -226,6 +233,7 @@ class _Audit:
             clip_norm=max(unit * code_path.clip_norm, SMALLEST_CLIP_NORM),
             relation=relation,
             noise_multiplier=noise_multiplier,
+            max_rows_per_person=code_path.max_rows_per_person,
         )
         return make_target(
             code_path, reference, plan, variant=self._variant, family=family, scale=scale

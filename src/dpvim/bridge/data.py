@@ -59,13 +59,27 @@ class ModelInput(NamedTuple):
         records: The arrays, all with the same leading axis.
         num_rows: Its length.
         signature: Shapes, types and constants, with which a model that was set up must agree.
-        call: ``(model, records) ->`` whatever the model returns for these records.
+        call: ``(model, rows) ->`` whatever the model returns for these rows.
+        max_rows_per_person: If records are persons, the most rows of one. If that is more than
+            one, arrays have an axis of rows behind that of persons, and a last array says which
+            rows are used.
     """
 
     records: list[jax.Array]
     num_rows: int
     signature: tuple[Any, ...]
     call: Callable[[Callable[..., Any], Record], Any]
+    max_rows_per_person: int | None = None
+
+    @property
+    def rows(self) -> list[jax.Array]:
+        """One row of each record: the arrays in the form that the model sees them in."""
+        return [leaf[:, 0] for leaf in self.records[:-1]] if self.has_several_rows else self.records
+
+    @property
+    def has_several_rows(self) -> bool:
+        """True if a record is a person with an axis of rows."""
+        return self.max_rows_per_person not in (None, 1)
 
 
 @single_precision

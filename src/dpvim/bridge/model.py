@@ -9,6 +9,7 @@ What is checked about a model is checked on made-up rows: an error must not depe
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,9 +28,11 @@ from dpvim.bridge.gather_gradients import LogProbOfSites, gradients_by_record
 from dpvim.bridge.latent_space import LatentSpace
 from dpvim.bridge.made_up_rows import make_up_rows
 from dpvim.bridge.model_runner import Model, ModelRunner
+from dpvim.bridge.persons import log_prob_of_person
 from dpvim.bridge.structured import StructuredModel
 from dpvim.inference.gradient import Problem
 from dpvim.privacy.clipping import ClippedSum, Likelihood
+from dpvim.privacy.persons import sum_within_persons
 from dpvim.types import Latent, LogPrior, ModelError, Record, Scalar
 
 # The distribution of numpyro.factor.
@@ -69,20 +72,23 @@ class BridgedModel(NamedTuple):
 def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
     """Find the sites of `model`, check that it can be fitted, and return it as plain functions."""
     runner = ModelRunner(model, inputs.call)
-    made_up = make_up_rows(inputs.records)
+    made_up = make_up_rows(inputs.rows)
     declared, elsewhere = declare_twice(runner, made_up)
     space = find_latent_space(runner, made_up[0], declared, elsewhere)
     observed = classify_observed(runner, space, made_up)
     _check_observations_are_arguments(observed, declared)
     call, one_row = inputs.call, made_up[0].first(1)
+    by_row = not inputs.has_several_rows
+    one_record = [jnp.zeros_like(leaf, shape=(1, *leaf.shape[1:])) for leaf in inputs.records]
 
     log_prob_of_sites = _log_prob_of_sites(runner, observed)
 
     def gradients(latent: Latent, batch: Record) -> Float[Array, "batch d"]:
-        return gradients_by_record(log_prob_of_sites, space, latent, batch)
+        of_rows = functools.partial(gradients_by_record, log_prob_of_sites, space, latent)
+        return of_rows(batch) if by_row else sum_within_persons(of_rows, batch)
 
-    def log_prob(latent: Latent, record: Record) -> Scalar:
-        return log_prob_of_sites(space.constrain(latent), record)
+    def log_prob_of_row(latent: Latent, row: Record) -> Scalar:
+        return log_prob_of_sites(space.constrain(latent), row)
 
     def draw_prior(key: Array) -> Latent:
         sites = runner.prior_draw(one_row, key)
@@ -97,22 +103,25 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
         return runner.replicates(space.constrain(latent), drawable, row, key)
 
     informed = _informed(log_prob_of_sites, space, one_row)
+    log_prob = log_prob_of_row if by_row else log_prob_of_person(log_prob_of_row)
     problem = Problem(
         space.dim,
         Likelihood.from_gradients(log_prob, gradients),
         _log_prior(runner, space, observed, one_row),
-        blocks=find_blocks(log_prob, space, informed, _first(one_row)),
+        blocks=find_blocks(log_prob_of_row, space, informed, _first(one_row)),
     )
     by_record = problem
     own_sum = None
     if isinstance(model, StructuredModel):
-        own_sum, own_prior = model.clipped_sum_for(space), model.log_prior_for(space)
+        own_prior = model.log_prior_for(space)
+        # Clipped sums that models bring clip rows: a person has one gradient.
+        own_sum = model.clipped_sum_for(space) if by_row else None
         if own_sum is not None:
             problem = _with_own_sum(problem, own_sum, model.batch_of, call)
         if own_prior is not None:
             problem = problem._replace(log_prior=own_prior)
     if own_sum is None:  # refuses what could mix records, before any budget is spent
-        jax.eval_shape(gradients, np.zeros(space.dim, np.float32), one_row)
+        jax.eval_shape(gradients, np.zeros(space.dim, np.float32), one_record)
     return BridgedModel(
         space,
         problem,

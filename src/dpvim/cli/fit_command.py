@@ -22,8 +22,10 @@ from dpvim.cli.options import (
     Formulas,
     FormulasRule,
     LedgerOption,
+    MaxRows,
     NewFolder,
     NumExamples,
+    Person,
     PrivateSeed,
     Purpose,
     RegressionKind,
@@ -34,7 +36,7 @@ from dpvim.cli.options import (
     Target,
     command_line,
 )
-from dpvim.cli.planning import end_dry_run
+from dpvim.cli.planning import by_person, end_dry_run
 from dpvim.files import new_folder, write_json
 from dpvim.fitting import fit as fit_model
 from dpvim.ledger.book import Ledger
@@ -64,6 +66,8 @@ def fit(
     steps: ChosenSteps = None,
     relation: RelationOption = Relation.ZERO_OUT,
     num_examples: NumExamples = None,
+    person: Person = None,
+    max_rows: MaxRows = None,
     level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.9,
     formulas: Formulas = FormulasRule.refuse,
     delimiter: Delimiter = None,
@@ -85,23 +89,36 @@ def fit(
       -o infected`
 
     - `dpvim fit patients.csv --schema patients.toml --model my_model.py --epsilon 1 -o mine`
+
+    - `dpvim fit visits.csv --schema visits.toml --model poisson --target infected --epsilon 1
+      --person patient --max-rows 5 -o visits` protects patients, and uses at most 5 visits of each
     """
     with plain_errors():
         known = Schema.load(schema)
         known.check_reviewed()
+        by_person(person, max_rows, None)  # refuses one without the other
+        if person in known.names:
+            raise ValueError(
+                f"--person: expected a column that is not in the schema, got {person!r}. Ids are "
+                "not for a model: take it out of the schema."
+            )
         regression = _regression(known, model, target)
         if regression is not None and formulas is FormulasRule.refuse:
             _check_names(schema, regression.names)
         chosen: Any = load_model(model) if regression is None else regression.model
         booked_in = None if ledger is None else Ledger(ledger, data=table)
         with new_folder(output) as folder:
-            frame = read_table(table, columns=known.names, delimiter=delimiter, encoding=encoding)
+            columns = known.names if person is None else [*known.names, person]
+            frame = read_table(table, columns=columns, delimiter=delimiter, encoding=encoding)
+            grouped = by_person(person, max_rows, None if person is None else frame[person])
             encoded = encode(frame, known)
             data: tuple[Any, ...] = (encoded.values, encoded.missing)
             if regression is not None:
                 data = regression.data(encoded)
-            public_rows = len(frame) if num_examples is None else num_examples
+            public_rows = len(frame) if person is None else max(1, frame[person].nunique())
+            public_rows = public_rows if num_examples is None else num_examples
             options: dict[str, Any] = {
+                **grouped,
                 "epsilon": epsilon,
                 "delta": resolve_delta(delta, public_rows),
                 "clip_norm": clip_norm,

@@ -123,6 +123,17 @@ RelationOption = Annotated[Relation, typer.Option(help="Which data sets are neig
 NumExamples = Annotated[
     int | None, typer.Option(help="Public bound on the rows; with add_or_remove.")
 ]
+Person = Annotated[
+    str | None,
+    typer.Option(
+        help="Column with the ids of persons who may have several rows: persons, not rows, are "
+        "protected."
+    ),
+]
+MaxRows = Annotated[
+    int | None,
+    typer.Option(help="With --person: use at most so many rows of each, chosen at random. Public."),
+]
 PrivateSeed = Annotated[
     int | None, typer.Option(help="For tests only: the result has no privacy guarantee.")
 ]

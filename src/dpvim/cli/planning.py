@@ -13,10 +13,14 @@ from dpvim.models.mixture import Mixture
 from dpvim.privacy.plan import PrivacyPlan, default_sampling_prob
 from dpvim.strategy import FitPlan, plan
 from dpvim.synthesis.encoding import encode
-from dpvim.synthesis.fitting import CountSynthesizer, DpviSynthesizer, resolve_delta
+from dpvim.synthesis.fitting import (
+    CountSynthesizer,
+    DpviSynthesizer,
+    pieces_of,
+    resolve_delta,
+)
 from dpvim.synthesis.model import TableRegression
 from dpvim.synthesis.schema import Schema
-from dpvim.synthesis.tables import read_pieces, read_table
 from dpvim.synthesis.twin import DPVI
 from dpvim.types import Relation
 
@@ -37,6 +41,7 @@ def plan_of_dpvi(
         num_steps=options["num_steps"],
         clip_norm=options["clip_norm"],
         relation=options.get("relation", Relation.ZERO_OUT),
+        max_rows_per_person=None if maker.group_by is None else 1,
     ).calibrate(epsilon=epsilon, delta=resolve_delta(delta, rows))
 
 
@@ -45,6 +50,7 @@ def facts_of_dpvi(maker: DpviSynthesizer, plan: PrivacyPlan) -> dict[str, Any]:
     mixture = maker.model
     assert isinstance(mixture, Mixture)
     return {
+        "unit": plan.unit.value,
         "engine": DPVI,
         "components": mixture.num_components,
         "parameters": mixture.dim,
@@ -82,7 +88,7 @@ def end_dry_run_of_twin(
     """Read the table, say what would be done with it, and end the command."""
     schema = maker.schema
     if isinstance(maker, DpviSynthesizer):
-        table = encode(read_table(source, columns=schema.names, **reading), schema)
+        table, by_person = maker.read(source, **reading)
         delta = resolve_delta(delta, table.num_rows if num_examples is None else num_examples)
         budget = {
             "epsilon": epsilon,
@@ -91,10 +97,11 @@ def end_dry_run_of_twin(
             "ledger": ledger,
             "purpose": purpose,
         }
-        end_dry_run(maker.model, (table.values, table.missing), **budget, **maker.options)
+        options = {**budget, **by_person, **maker.options}
+        end_dry_run(maker.model, (table.values, table.missing), **options)
     assert isinstance(maker, CountSynthesizer)
-    pieces = read_pieces(source, columns=schema.names, **reading)
-    rows = sum(encode(piece, schema).num_rows for piece in pieces)
+    pieces = pieces_of(source, schema, maker.group_by, seed=maker.seed, **reading)
+    rows = sum(encode(piece, schema).num_rows for piece in pieces())
     of_twin = maker.plan(
         rows if num_examples is None else num_examples, epsilon=epsilon, delta=delta
     )
@@ -103,6 +110,25 @@ def end_dry_run_of_twin(
         ledger.check_affordable(of_twin, delta=delta)
     show_facts(maker.facts(of_twin))
     _end()
+
+
+def by_person(person: str | None, max_rows: int | None, ids: Any) -> dict[str, Any]:
+    """Options of a fit by persons, if one was asked for.
+
+    Args:
+        person, max_rows: As they were given; both or none.
+        ids: Of persons, for each row.
+    """
+    if (person is None) != (max_rows is None):
+        missing, given = (
+            ("--max-rows", "--person") if max_rows is None else ("--person", "--max-rows")
+        )
+        raise ValueError(
+            f"{missing}: expected with {given}, got none. --person names the column with the ids "
+            "of persons, --max-rows the most rows of one that are used; it is public, and not to "
+            "be read off the data."
+        )
+    return {} if person is None else {"group_by": ids, "max_rows_per_person": max_rows}
 
 
 def _end() -> NoReturn:

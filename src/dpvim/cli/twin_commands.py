@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from dpvim import _validate
@@ -26,10 +27,12 @@ from dpvim.cli.options import (
     FormulasRule,
     LearningRate,
     LedgerOption,
+    MaxRows,
     NewFolder,
     Numbers,
     NumExamples,
     OwnModel,
+    Person,
     PrivateSeed,
     Purpose,
     RegressionKind,
@@ -46,6 +49,7 @@ from dpvim.cli.options import (
     command_line,
 )
 from dpvim.cli.planning import (
+    by_person,
     end_dry_run_of_twin,
     facts_of_dpvi,
     plan_of_dpvi,
@@ -63,7 +67,7 @@ from dpvim.types import Relation
 
 def plan(
     schema: SchemaFile,
-    rows: Annotated[int, typer.Option(help="Public number of rows.")],
+    rows: Annotated[int, typer.Option(help="Public number of rows; of persons with --person.")],
     epsilon: Epsilon,
     delta: Delta = None,
     model: Annotated[
@@ -79,6 +83,8 @@ def plan(
     sampling_prob: SamplingProb = None,
     steps: ChosenSteps = None,
     relation: RelationOption = Relation.ZERO_OUT,
+    person: Person = None,
+    max_rows: MaxRows = None,
     check: Annotated[
         bool, typer.Option("--check", help="Ask dp-accounting's accountant as well.")
     ] = False,
@@ -109,10 +115,13 @@ def plan(
                 epsilon=epsilon,
                 delta=delta,
                 relation=relation,
+                **by_person(person, max_rows, np.arange(rows)),
                 **of_steps,
             )
             print_json(made.to_dict()) if as_json else typer.echo(made)
             return
+        if max_rows is not None:
+            raise ValueError("--max-rows: expected with --model; a twin has one row a person.")
         maker = make_synthesizer(
             known,
             engine=engine,
@@ -121,12 +130,13 @@ def plan(
             target_model=target_model,
             numbers=numbers,
             relation=relation,
+            group_by=person,
             **of_steps,
         )
         facts: dict[str, Any] = {
             "columns": len(known.columns),
             "not_reviewed": len(known.unreviewed),
-            "rows": rows,
+            "rows" if person is None else "persons": rows,
         }
         if isinstance(maker, CountSynthesizer):
             of_twin = maker.plan(rows, epsilon=epsilon, delta=delta)
@@ -166,6 +176,7 @@ def synth(
     formulas: Formulas = FormulasRule.refuse,
     relation: RelationOption = Relation.ZERO_OUT,
     num_examples: NumExamples = None,
+    person: Person = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
     model: OwnModel = None,
@@ -191,6 +202,9 @@ def synth(
 
     - `dpvim synth patients.parquet --schema patients.toml --epsilon 1 --target infected
       --datasets 20 --format parquet -o twin`
+
+    - `dpvim synth visits.csv --schema visits.toml --epsilon 1 --person patient -o twin` uses one
+      row of each patient, chosen at random
     """
     with plain_errors():
         _validate.positive_int("datasets", datasets)
@@ -213,6 +227,7 @@ def synth(
             num_steps=steps,
             relation=relation,
             seed=seed,
+            group_by=person,
         )
         budget: dict[str, Any] = {
             "epsilon": epsilon,

@@ -64,7 +64,8 @@ def microbatch_size(plan: Plan, dim: int) -> int:
     """Rows of a microbatch: enough for most batches of the plan, unless they are very large."""
     spread = math.sqrt(plan.expected_batch_size * (1 - plan.sampling_prob))
     usual = plan.expected_batch_size + _USUAL_EXCESS * spread
-    return _round_up(min(usual, _MICROBATCH_ROWS, max(1, _MICROBATCH_ENTRIES // dim)))
+    entries = dim * (plan.max_rows_per_person or 1)
+    return _round_up(min(usual, _MICROBATCH_ROWS, max(1, _MICROBATCH_ENTRIES // entries)))
 
 
 def microbatched(clipped_sum: ClippedSum, size: int) -> BatchSum:

@@ -44,7 +44,9 @@ LARGEST_STDDEV = 2.0**25
 _ROUNDING_VARIANCE = 1 / 12
 
 
-def counts_plan(*, num_examples: int, relation: Any) -> PrivacyPlan:
+def counts_plan(
+    *, num_examples: int, relation: Any, max_rows_per_person: int | None = None
+) -> PrivacyPlan:
     """The plan of a release of counts, not yet calibrated: one step, a record's norm is one."""
     return PrivacyPlan(
         num_examples=num_examples,
@@ -52,6 +54,7 @@ def counts_plan(*, num_examples: int, relation: Any) -> PrivacyPlan:
         num_steps=1,
         clip_norm=1.0,
         relation=relation,
+        max_rows_per_person=max_rows_per_person,
     )
 
 
@@ -104,6 +107,11 @@ class CountMechanism:
             raise ValueError(
                 f"plan: expected one step on all records, got {plan.num_steps} steps at sampling "
                 f"probability {plan.sampling_prob:g}."
+            )
+        if plan.max_rows_per_person not in (None, 1):
+            raise ValueError(
+                f"max_rows_per_person: expected 1, got {plan.max_rows_per_person}: a person stands "
+                "in one cell of each marginal."
             )
         self.plan = plan
         self._spent = Fraction()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dpvim import _validate
 from dpvim.privacy import accounting
-from dpvim.types import PrivacyWarning, Relation
+from dpvim.types import PrivacyWarning, Relation, Unit
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -45,6 +45,12 @@ class _Schedule:
     num_examples: int
     sampling_prob: float
     num_steps: int
+    max_rows_per_person: int | None = None
+
+    @property
+    def unit(self) -> Unit:
+        """The unit that is sampled, clipped and protected: a record, or a person with all rows."""
+        return Unit.RECORD if self.max_rows_per_person is None else Unit.PERSON
 
     @property
     def expected_batch_size(self) -> float:
@@ -85,6 +91,8 @@ class PrivacyPlan(_Schedule):
         clip_norm: Largest l2 norm C of one record's contribution.
         relation: Which data sets are neighbours; see `Relation`.
         noise_multiplier: Noise in units of ``clip_norm``; None until calibrated.
+        max_rows_per_person: If given, a record is a person: all rows of one, of which at most so
+            many are used. ``num_examples`` is the number of persons then.
 
     Guarantees:
         All fields are public: none is read off the data, and all may be printed and saved.
@@ -100,6 +108,8 @@ class PrivacyPlan(_Schedule):
         put(self, "sampling_prob", check_sampling_prob(self.sampling_prob))
         put(self, "num_steps", _validate.positive_int("num_steps", self.num_steps))
         put(self, "clip_norm", _check_clip_norm(self.clip_norm))
+        if self.max_rows_per_person is not None:
+            _validate.positive_int("max_rows_per_person", self.max_rows_per_person)
         relation = _validate.one_of("relation", self.relation, [r.value for r in Relation])
         put(self, "relation", Relation(relation))
         if self.noise_multiplier is not None:
@@ -183,16 +193,17 @@ class PrivacyPlan(_Schedule):
 
     def check_num_rows(self, num_rows: int) -> None:
         """Refuse data that contradict the declared number of records."""
+        unit = self.unit.value
         if self.relation is Relation.ADD_OR_REMOVE:
             if num_rows > self.num_examples:
                 raise ValueError(
-                    f"num_examples: expected a public bound on the number of records, got "
+                    f"num_examples: expected a public bound on the number of {unit}s, got "
                     f"{self.num_examples}, and the data have more. Declare a larger one."
                 )
         elif num_rows != self.num_examples:
             raise ValueError(
-                f"num_examples: the plan is for {self.num_examples} records, the data have "
-                f"{num_rows}. Make a plan for these data (the number of records is public under "
+                f"num_examples: the plan is for {self.num_examples} {unit}s, the data have "
+                f"{num_rows}. Make a plan for these data (the number of {unit}s is public under "
                 f"relation={self.relation.value!r})."
             )
 
@@ -267,17 +278,20 @@ _SMALLEST_BATCH = 256
 DEFAULT_STEPS = 10_000
 
 
-def default_sampling_prob(*, num_examples: int, dim: int, products: bool = False) -> float:
+def default_sampling_prob(
+    *, num_examples: int, dim: int, products: bool = False, rows: int = 1
+) -> float:
     """Large batches first: about 2^19 / d records, and all of them where that is half or more.
 
-    With `products` rows are multiplied by a matrix, and there are at most 2^24 / d^2.
+    With `products` rows are multiplied by a matrix, and there are at most 2^24 / d^2. A person has
+    several `rows`, each with a gradient.
 
     >>> default_sampling_prob(num_examples=1000, dim=10)
     1.0
     >>> round(default_sampling_prob(num_examples=30_162, dim=96), 3)
     0.181
     """
-    batch = _TABLE_ENTRIES // dim
+    batch = _TABLE_ENTRIES // (dim * rows)
     if products:
         batch = min(batch, _PRODUCTS // dim**2)
     batch = max(_SMALLEST_BATCH, batch)

@@ -8,16 +8,17 @@ from typing import Any
 
 from dpvim.privacy.accounting import ACCOUNTANT
 from dpvim.privacy.plan import PrivacyPlan
-from dpvim.types import Relation
+from dpvim.types import Relation, Unit
 
 _RELATION_IN_WORDS = {
-    Relation.ZERO_OUT: "zero_out: one record replaced by nothing; the number of records is public",
-    Relation.ADD_OR_REMOVE: "add_or_remove: one record added or removed",
-    Relation.REPLACE_ONE: "replace_one: one record replaced by any other",
+    Relation.ZERO_OUT: "zero_out: one {unit} replaced by nothing; the number of {unit}s is public",
+    Relation.ADD_OR_REMOVE: "add_or_remove: one {unit} added or removed",
+    Relation.REPLACE_ONE: "replace_one: one {unit} replaced by any other",
 }
 
+_ONE_RECORD_EACH = "Each person contributes one record."
+_ONE_ID_EACH = "All rows of a person have the same id."
 _ASSUMPTIONS = (
-    "Each person contributes one record.",
     "The model, the settings and every constant used to prepare the data (bounds, levels, "
     "standardisation, types of numbers) are public, or were paid for out of a budget of their own.",
     "Nothing but this result leaves the computation: no losses, exact sums or running times.",
@@ -62,6 +63,23 @@ class PrivacyStatement:
     @property
     def relation(self) -> Relation:
         return self.plan.relation
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of privacy: one record, or one person with all rows."""
+        return self.plan.unit
+
+    @property
+    def protects(self) -> str:
+        """The unit of privacy in words."""
+        if self.unit is Unit.RECORD:
+            return "one record: one row of the data"
+        most = self.plan.max_rows_per_person
+        rows = "one row" if most == 1 else f"{most:,} rows"
+        return (
+            f"one person: all rows of a person together, of which at most {rows}, chosen at "
+            "random, are used"
+        )
 
     @property
     def noise_multiplier(self) -> float:
@@ -117,7 +135,9 @@ class PrivacyStatement:
     def assumptions(self) -> tuple[str, ...]:
         stopped = self.steps_done < self.plan.num_steps
         chosen = (_CHOSEN,) * (self.chosen_at is not None)
-        return (_SEEDED,) * self.for_testing + _ASSUMPTIONS + chosen + (_STOPPED,) * stopped
+        each = _ONE_RECORD_EACH if self.unit is Unit.RECORD else _ONE_ID_EACH
+        always = (each, *_ASSUMPTIONS)
+        return (_SEEDED,) * self.for_testing + always + chosen + (_STOPPED,) * stopped
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, ready for json."""
@@ -126,6 +146,9 @@ class PrivacyStatement:
             "private": self.private,
             "epsilon": self.epsilon,
             "delta": self.delta,
+            "unit": self.unit.value,
+            "max_rows_per_person": plan.max_rows_per_person,
+            "protects": self.protects,
             "relation": plan.relation.value,
             "noise_multiplier": plan.noise_multiplier,
             "clip_norm": plan.clip_norm,
@@ -158,7 +181,7 @@ class PrivacyStatement:
             ("", f"both rounded to a grid of {plan.noise_grid:.3g} and added as integers"),
             (
                 "sampling",
-                f"each of {_count(plan)} records with probability "
+                f"each of {_count(plan)} {self.unit.value}s with probability "
                 f"{plan.sampling_prob:.4g} a step; at most {plan.max_batch_size:,} a batch",
             ),
             ("steps", steps),
@@ -166,12 +189,13 @@ class PrivacyStatement:
         if self.mechanism == COUNTS:
             how = [
                 ("mechanism", f"counts + Gaussian noise, rounded to whole numbers; {noise},"),
-                ("", "for all counts together: a record's share of them has norm 1"),
-                ("records", f"all of them, {_count(plan)}"),
+                ("", f"for all counts together: a {self.unit.value}'s share of them has norm 1"),
+                (f"{self.unit.value}s", f"all of them, {_count(plan)}"),
             ]
         rows = [
             ("guarantee", f"({round_up(self.epsilon)}, {self.delta:g})-differential privacy"),
-            ("neighbours", _RELATION_IN_WORDS[plan.relation]),
+            ("protects", self.protects),
+            ("neighbours", _RELATION_IN_WORDS[plan.relation].format(unit=self.unit.value)),
             ("released", self.released),
             *how,
             ("accountant", ACCOUNTANT),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
+import numpy as np
 import pandas as pd
 
 from dpvim import _validate
@@ -20,13 +21,15 @@ from dpvim.ledger.payment import Account
 from dpvim.options import Budget, FitOptions
 from dpvim.privacy.counts import counts_plan
 from dpvim.privacy.plan import PrivacyPlan
+from dpvim.privacy.randomness import SecretStreams
 from dpvim.synthesis.constrained import check_possible
-from dpvim.synthesis.encoding import encode
+from dpvim.synthesis.encoding import EncodedTable, encode
 from dpvim.synthesis.marginals.fit import fit_marginals
 from dpvim.synthesis.marginals.release import design, noise_of_pairs
 from dpvim.synthesis.model import DEFAULT_NUMBERS, build_model
+from dpvim.synthesis.persons import Frames, one_row_a_person
 from dpvim.synthesis.schema import Schema
-from dpvim.synthesis.tables import read_pieces, read_table
+from dpvim.synthesis.tables import read_pieces
 from dpvim.synthesis.twin import DPVI, MARGINALS, Twin
 from dpvim.types import Relation
 
@@ -53,6 +56,7 @@ def synthesize(
     engine: str | None = None,
     components: int | None = None,
     num_examples: int | None = None,
+    group_by: str | None = None,
     target_model: str | None = None,
     numbers: str | None = None,
     model: Callable[..., Any] | None = None,
@@ -65,8 +69,8 @@ def synthesize(
     """Learn a model of a sensitive table under (epsilon, delta)-differential privacy.
 
     Args:
-        frame: The table, or a file with it; one row for each person. A Parquet file need not fit
-            the memory.
+        frame: The table, or a file with it; one row for each person, unless `group_by` says
+            otherwise. A Parquet file need not fit the memory.
         schema: What is publicly known about its columns; every entry must be reviewed.
         epsilon: The budget.
         delta: Default: a tenth of one over the number of rows.
@@ -79,6 +83,9 @@ def synthesize(
             the latent traits, with ``dpvi`` 10.
         num_examples, fit_options: As in `dpvim.fit`; with ``marginals`` ``relation``, ``seed`` and
             ``progress`` alone.
+        group_by: A column of the table, and not of the schema, with the ids of persons who may
+            have several rows. One row of each, chosen by secret coins, is used: persons instead of
+            rows are protected, and a row of the twin stands for a person.
         target_model: With ``dpvi``: ``logistic``, ``poisson`` or ``linear``; default by the
             target's kind.
         numbers: With ``dpvi``, what integer and real columns are in a component: ``histogram`` or
@@ -101,6 +108,7 @@ def synthesize(
         target=target,
         components=components,
         model=model,
+        group_by=group_by,
         target_model=target_model,
         numbers=numbers,
         clip_norm=clip_norm,
@@ -125,6 +133,7 @@ class CountSynthesizer:
         schema: The table's columns.
         target, components: As in `synthesize`.
         relation, seed, progress: As in `dpvim.fit`.
+        group_by: The column of persons' ids, as in `synthesize`.
     """
 
     schema: Schema
@@ -133,6 +142,7 @@ class CountSynthesizer:
     relation: Relation = Relation.ZERO_OUT
     seed: int | None = None
     progress: bool | None = None
+    group_by: str | None = None
 
     def __post_init__(self) -> None:
         if self.target is not None:
@@ -142,7 +152,11 @@ class CountSynthesizer:
 
     def plan(self, num_rows: int, *, epsilon: float, delta: float | None = None) -> PrivacyPlan:
         """The plan for so many rows, calibrated. It needs no data."""
-        plan = counts_plan(num_examples=num_rows, relation=self.relation)
+        plan = counts_plan(
+            num_examples=num_rows,
+            relation=self.relation,
+            max_rows_per_person=None if self.group_by is None else 1,
+        )
         return plan.calibrate(epsilon=epsilon, delta=resolve_delta(delta, num_rows))
 
     def facts(self, plan: PrivacyPlan) -> dict[str, Any]:
@@ -150,6 +164,7 @@ class CountSynthesizer:
         wanted = design(self.schema, plan, target=self.target)
         noise = noise_of_pairs(plan, wanted)
         facts: dict[str, Any] = {
+            "unit": plan.unit.value,
             "engine": MARGINALS,
             "columns_counted_alone": len(wanted.grouped) if wanted.shares[0] else 0,
             "pairs_counted": len(wanted.pairs),
@@ -178,13 +193,8 @@ class CountSynthesizer:
             reading: Of a file, as in `read_table`.
         """
         self.schema.check_reviewed()
-
-        def pieces() -> Iterable[pd.DataFrame]:
-            if isinstance(source, pd.DataFrame):
-                return [source]
-            return read_pieces(source, columns=self.schema.names, **reading)
-
         booked_in = _ledger_of(ledger, purpose, source)
+        pieces = pieces_of(source, self.schema, self.group_by, seed=self.seed, **reading)
         public_rows = sum(map(len, pieces())) if num_examples is None else num_examples
         delta = resolve_delta(delta, public_rows)
         account = None
@@ -212,11 +222,22 @@ class DpviSynthesizer:
         schema: The table's columns.
         model: Of a table; see `build_model`.
         options: Of the fit, as in `dpvim.fit`.
+        group_by: The column of persons' ids, as in `synthesize`.
     """
 
     schema: Schema
     model: Callable[..., Any]
     options: dict[str, Any]
+    group_by: str | None = None
+
+    def read(self, source: Source, **reading: Any) -> tuple[EncodedTable, dict[str, Any]]:
+        """The table as the model sees it, and what a fit must know of its rows."""
+        seed = self.options.get("seed")
+        pieces = pieces_of(source, self.schema, self.group_by, seed=seed, **reading)
+        table = encode(pd.concat(pieces(), ignore_index=True), self.schema)
+        if self.group_by is None:
+            return table, {}
+        return table, {"group_by": np.arange(table.num_rows), "max_rows_per_person": 1}
 
     def fit(
         self,
@@ -232,10 +253,8 @@ class DpviSynthesizer:
         """The twin of a table; arguments as in `CountSynthesizer.fit`."""
         self.schema.check_reviewed()
         booked_in = _ledger_of(ledger, purpose, source)
-        if not isinstance(source, pd.DataFrame):
-            source = read_table(source, columns=self.schema.names, **reading)
-        public_rows = len(source) if num_examples is None else num_examples
-        table = encode(source, self.schema)
+        table, by_person = self.read(source, **reading)
+        public_rows = table.num_rows if num_examples is None else num_examples
         result = fit_model(
             self.model,
             table.values,
@@ -245,6 +264,7 @@ class DpviSynthesizer:
             num_examples=num_examples,
             ledger=booked_in,
             purpose=None if booked_in is None else purpose or _PURPOSE,
+            **by_person,
             **self.options,
         )
         return Twin(self.schema, result, self.model, public_rows)
@@ -259,6 +279,28 @@ def _ledger_of(given: Any, purpose: str | None, source: Source) -> Ledger | None
     return None
 
 
+def pieces_of(
+    source: Source, schema: Schema, group_by: str | None, *, seed: int | None, **reading: Any
+) -> Frames:
+    """A table, piece by piece, with one row of each person if `group_by` names them.
+
+    Args:
+        source, schema, group_by: As in `synthesize`.
+        seed: Of the choice of rows, in tests.
+        reading: Of a file, as in `read_table`.
+    """
+    wanted = schema.names if group_by is None else [*schema.names, group_by]
+
+    def pieces() -> Iterable[pd.DataFrame]:
+        if isinstance(source, pd.DataFrame):
+            return [source]
+        return read_pieces(source, columns=wanted, **reading)
+
+    if group_by is None:
+        return pieces
+    return one_row_a_person(pieces, group_by, SecretStreams(seed).generator("rows of persons"))
+
+
 def make_synthesizer(
     schema: Schema,
     *,
@@ -266,6 +308,7 @@ def make_synthesizer(
     target: str | None = None,
     components: int | None = None,
     model: Callable[..., Any] | None = None,
+    group_by: str | None = None,
     target_model: str | None = None,
     numbers: str | None = None,
     **fit_options: Any,
@@ -279,6 +322,11 @@ def make_synthesizer(
         _validate.one_of("option", name, _FIT_OPTIONS)
     check_possible(schema)
     given = {name: value for name, value in fit_options.items() if value is not None}
+    if group_by in schema.names:
+        raise ValueError(
+            f"group_by: expected a column that is not in the schema, got {group_by!r}: the ids of "
+            "persons are not for a twin. Take it out of the schema."
+        )
     chosen = engine or (MARGINALS if model is None else DPVI)
     _validate.one_of("engine", chosen, ENGINES)
     if chosen == MARGINALS:
@@ -290,7 +338,7 @@ def make_synthesizer(
                     "where nothing is clipped and no steps are taken. Leave it out, or choose the "
                     f"engine {DPVI!r}."
                 )
-        return CountSynthesizer(schema, target, components, **given)
+        return CountSynthesizer(schema, target, components, group_by=group_by, **given)
     built = build_model(
         schema,
         model,
@@ -304,7 +352,7 @@ def make_synthesizer(
     # A mixture is no quadratic over wide probes (benchmarks/probe_width.py).
     given.setdefault("probe_width", 1.0)
     defaults = {"clip_norm": DEFAULT_CLIP_NORM, "learning_rate": DEFAULT_LEARNING_RATE}
-    return DpviSynthesizer(schema, built, {**defaults, **given})
+    return DpviSynthesizer(schema, built, {**defaults, **given}, group_by)
 
 
 def resolve_delta(delta: float | None, num_rows: int) -> float:
@@ -358,11 +406,14 @@ class TwinModel:
 
 
 _OWN_OPTIONS = ["schema", "epsilon", *(synthesize.__kwdefaults__ or {})]
+_NOT_OF_TWINS = (
+    *("noise_multiplier", "epsilon", "delta", "num_examples", "max_rows_per_person"),
+    *("ledger", "purpose"),
+)
 # Options of `dpvim.fit` that `synthesize` hands on.
 _FIT_OPTIONS = [
     field.name
     for kind in (Budget, FitOptions)
     for field in dataclasses.fields(kind)
-    if field.name
-    not in {"noise_multiplier", "epsilon", "delta", "num_examples", "ledger", "purpose"}
+    if field.name not in _NOT_OF_TWINS
 ]

@@ -43,7 +43,7 @@ DATA, CLOSEST = "data", "closest"
 # Fields of a privacy statement that must agree with the fit.
 _GUARANTEE_FIELDS = (
     *("private", "delta", "relation", "noise_multiplier", "clip_norm", "sampling_prob"),
-    *("num_examples", "num_steps"),
+    *("num_examples", "num_steps", "max_rows_per_person"),
 )
 # Tables are drawn in pieces of so many rows, which bounds the memory they take.
 _PIECE_ROWS = 250_000

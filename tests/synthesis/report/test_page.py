@@ -198,7 +198,7 @@ def test_the_guarantee_in_words(relation):
     # Never better than what holds.
     assert math.exp(statement.epsilon) <= factor <= 2.73
     assert 100 * math.e / (1 + math.e) <= chance <= 73.3
-    assert guarantee.short == "(1, 1e-05)-differential privacy"
+    assert guarantee.short == "(1, 1e-05)-differential privacy for one record"
     assert guarantee.assumptions == statement.assumptions
     assert ("replaced by nothing" in text) == (relation is Relation.ZERO_OUT)
     assert ("only a bound" in text) == (relation is Relation.ADD_OR_REMOVE)

@@ -47,7 +47,7 @@ def sensitivity_checks() -> Iterator[Finding]:
     yield _pieces_do_not_matter()
 
 
-def _weighted_release(table: np.ndarray) -> np.ndarray:
+def weighted_release(table: np.ndarray) -> np.ndarray:
     """All counts of a table as one vector in which noise is even; noise is the same for all."""
     plan = make_plan(100)
     mechanism = Observed(plan, SecretStreams(0), table)
@@ -66,7 +66,7 @@ def _weighted_release(table: np.ndarray) -> np.ndarray:
 def _shift(first: np.ndarray, second: np.ndarray) -> float:
     """Distance of the releases of two tables; a table that is an error is far from all."""
     try:
-        return float(np.linalg.norm(_weighted_release(first) - _weighted_release(second)))
+        return float(np.linalg.norm(weighted_release(first) - weighted_release(second)))
     except (ValueError, IndexError, OverflowError):
         return math.inf
 

@@ -140,7 +140,7 @@ def _about(twin: Twin, counted: TableCounts) -> dict[str, Any]:
         "not_good_for": text.not_good_for(twin),
         "facts": [
             ("Guarantee", guarantee.short),
-            ("Rows of the original", f"{text.describe_rows(twin)} (public)"),
+            text.describe_rows(twin),
             ("Synthetic tables", f"{len(counted.rows):,}"),
             ("Rows of each", f"{few:,}" if few == many else f"{few:,} to {many:,}"),
             ("Columns", f"{len(twin.schema.columns):,}"),

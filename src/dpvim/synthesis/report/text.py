@@ -14,7 +14,7 @@ from dpvim.privacy.statement import COUNTS, NoPrivacy, PrivacyStatement
 from dpvim.synthesis.marginals.fit import MarginalFit
 from dpvim.synthesis.schema import AnyColumn, Date, Levelled, Real
 from dpvim.synthesis.twin import Twin
-from dpvim.types import Relation
+from dpvim.types import Relation, Unit
 
 _MAX_LEVELS = 12
 # A guarantee that allows larger ratios than this is hardly one.
@@ -26,14 +26,32 @@ _CLEAR = 3.0
 _MUCH_BROKEN = 0.1
 _REGRESSION_NAMES = {"logistic": "logistic", "poisson": "Poisson", "linear": "linear"}
 _NEIGHBOUR = {
-    Relation.ZERO_OUT: "with that person's record replaced by nothing",
-    Relation.ADD_OR_REMOVE: "without that person's record",
-    Relation.REPLACE_ONE: "with any other record in the place of that person's",
+    Unit.RECORD: {
+        Relation.ZERO_OUT: "with that person's record replaced by nothing",
+        Relation.ADD_OR_REMOVE: "without that person's record",
+        Relation.REPLACE_ONE: "with any other record in the place of that person's",
+    },
+    Unit.PERSON: {
+        Relation.ZERO_OUT: "with all rows of that person replaced by nothing",
+        Relation.ADD_OR_REMOVE: "without all rows of that person",
+        Relation.REPLACE_ONE: "with any other rows in the place of all rows of that person",
+    },
 }
 _PUBLIC_ROWS = {
-    Relation.ZERO_OUT: "The number of rows is public; the guarantee does not hide it.",
-    Relation.ADD_OR_REMOVE: "The number of rows is protected; only a bound on it is public.",
-    Relation.REPLACE_ONE: "The number of rows is public; the guarantee does not hide it.",
+    Relation.ZERO_OUT: "The number of {units} is public; the guarantee does not hide it.",
+    Relation.ADD_OR_REMOVE: "The number of {units} is protected; only a bound on it is public.",
+    Relation.REPLACE_ONE: "The number of {units} is public; the guarantee does not hide it.",
+}
+_ABOUT = {
+    Unit.RECORD: (
+        "It is about single records. What holds for the whole population, or for a large group, "
+        "can be learnt from the twin; that is what it is for."
+    ),
+    Unit.PERSON: (
+        "It is about single persons, each with all of their rows; one row of each, chosen at "
+        "random, was used. What holds for the whole population, or for a large group, can be "
+        "learnt from the twin; that is what it is for."
+    ),
 }
 
 
@@ -73,7 +91,8 @@ def describe_guarantee(privacy: PrivacyStatement | NoPrivacy) -> Guarantee:
     ratio = math.exp(min(privacy.epsilon, 700.0))
     factor = _round_up(ratio)
     correct = _round_up(100 * _attack_accuracy(privacy.epsilon, privacy.delta))
-    neighbour = _NEIGHBOUR[privacy.relation]
+    unit = privacy.unit
+    neighbour = _NEIGHBOUR[unit][privacy.relation]
     seen = "the noisy counts that it was made from" if counted else "the posterior"
     meaning: tuple[str, ...] = (
         f"Take any person, and anything that somebody might see in the twin, in {seen} or "
@@ -84,16 +103,15 @@ def describe_guarantee(privacy: PrivacyStatement | NoPrivacy) -> Guarantee:
         f"Whoever sees the twin and guesses which of the two it was, knowing all other records, is "
         f"right in at most {correct} of 100 cases. "
         "Without looking it would be 50.",
-        _PUBLIC_ROWS[privacy.relation],
+        _PUBLIC_ROWS[privacy.relation].format(units="rows" if unit is Unit.RECORD else "persons"),
         *_what_was_counted(privacy),
         "It holds for everything that is made from the twin, also for tables drawn later, and "
         "cannot be used up by looking at them.",
-        "It is about single records. What holds for the whole population, or for a large group, "
-        "can be learnt from the twin; that is what it is for.",
+        _ABOUT[unit],
     )
     if ratio > _WEAK_RATIO:
         meaning += (f"A factor of {factor} is large: this guarantee is a weak one.",)
-    short = f"({epsilon}, {delta})-differential privacy"
+    short = f"({epsilon}, {delta})-differential privacy for one {unit.value}"
     return Guarantee(short, meaning, privacy.assumptions, full)
 
 
@@ -351,11 +369,16 @@ def _round_up(number: float, digits: int = 3) -> str:
     return f"{float(rounded):,.0f}" if rounded >= 1000 else f"{float(rounded):g}"
 
 
-def describe_rows(twin: Twin) -> str:
-    """Public number of rows of the original, or the bound on it."""
+def describe_rows(twin: Twin) -> tuple[str, str]:
+    """Public number of rows, or of persons, of the original, or the bound on it; its name first."""
+    name, number = "Rows of the original", f"{twin.num_rows:,}"
     privacy = twin.privacy
-    is_bound = isinstance(privacy, PrivacyStatement) and privacy.relation is Relation.ADD_OR_REMOVE
-    return f"at most {twin.num_rows:,}" if is_bound else f"{twin.num_rows:,}"
+    if isinstance(privacy, PrivacyStatement):
+        if privacy.unit is Unit.PERSON:
+            name = "Persons in the original"
+        if privacy.relation is Relation.ADD_OR_REMOVE:
+            number = f"at most {number}"
+    return name, f"{number} (public)"
 
 
 def describe_model(twin: Twin) -> str:
