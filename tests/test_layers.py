@@ -15,13 +15,14 @@ ROOT = Path(dpvim.__file__).parent
 # From the ground up: packages, and modules that lie at the top. Those in one row may import each
 # other.
 LAYERS = [
-    {"_validate", "types", "_compile", "_extras", "_progress", "files", "archives", "cache"},
+    {"_validate", "types", "_compile", "_extras", "_progress", "files", "archives", "cache",
+     "fingerprint"},
     {"privacy"},
     {"inference"},
     {"bridge"},
     {"posterior", "models"},
-    {"serialization", "plots"},
-    {"options", "prepared", "strategy", "svi", "result", "fitting"},
+    {"serialization", "plots", "checkpoints"},
+    {"options", "prepared", "resumable", "strategy", "svi", "result", "fitting"},
     {"synthesis"},
     {"experiments", "audit"},
     {"cli", "__main__"},

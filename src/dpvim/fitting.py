@@ -26,6 +26,7 @@ from dpvim.privacy.plan import Plan
 from dpvim.privacy.randomness import SecretStreams, fresh_key
 from dpvim.privacy.steps import StepCounter, origin_of
 from dpvim.result import Fit, Session
+from dpvim.resumable import kept
 from dpvim.strategy import Request, choose
 from dpvim.svi import warn_of_seed
 from dpvim.types import Origin
@@ -70,13 +71,17 @@ def fit(model: Model, *data: Any, **options: Any) -> Fit:
         trace_every: Steps between snapshots. Default: about 2000 snapshots.
         seed: For tests and experiments: fixes all randomness, and with it undoes the privacy.
         progress: Show a progress bar. Default: if standard error is a terminal.
+        checkpoint: A folder for the run's progress. After a crash the same call goes on from there
+            and ends with the same fit, bit for bit; its budget is spent once. The folder holds
+            secrets until the run ends (docs/checkpoints.md).
 
     Returns:
         A `Fit` with ``.posterior``, ``.trace``, ``.privacy`` and ``.plan``. If Ctrl-C stopped the
         run it holds what was released until then, at the price of the steps taken.
 
     Raises:
-        ValueError, TypeError: Before any budget is spent, for input that cannot be used.
+        ValueError, TypeError: Before any budget is spent, for input that cannot be used; a
+            `FileError` for a checkpoint that cannot be used.
     """
     call = Request(take(Budget, options), take(FitOptions, options))
     return _fit_all(model, data, options, [call])[0]
@@ -88,6 +93,7 @@ def fit_nonprivate(model: Model, *data: Any, **options: Any) -> Fit:
     The arguments are those of `fit`, without the ones that are a matter of privacy; gradients are
     taken where the approximation is (``probe_width=1``) unless told.
     """
+    _refuse_checkpoint("fit_nonprivate", options)
     options = {"probe_width": 1.0, **options}
     call = Request(take(RunLength, options), take(FitOptions, options))
     return _fit_all(model, data, options, [call])[0]
@@ -116,6 +122,7 @@ def fit_many(
     """
     if not each:
         raise ValueError("each: expected at least one fit, got an empty list.")
+    _refuse_checkpoint("fit_many", options)
     calls = []
     for own in each:
         for name in own:
@@ -125,6 +132,14 @@ def fit_many(
         keyword_data = {"delta": delta, **options, **own}
         calls.append(Request(take(Budget, keyword_data), take(FitOptions, keyword_data)))
     return _fit_all(model, data, keyword_data, calls)
+
+
+def _refuse_checkpoint(name: str, options: Mapping[str, Any]) -> None:
+    if options.get("checkpoint") is not None:
+        raise ValueError(
+            f"checkpoint: expected with dpvim.fit, got it with {name}. Call dpvim.fit for each, "
+            "with a folder of its own."
+        )
 
 
 _PARTICULAR = ("epsilon", "noise_multiplier", "seed", "init_params")
@@ -174,7 +189,11 @@ def _fit_all(
             _warn_once_of_seeds(plan, options)
             prior = chosen[members[0]].prior
             prepared = PreparedFit(model, plan, options[0], inputs, bridged, prior)
-            todo += programs(prepared, options, inputs, monitor)
+            if options[0].checkpoint is None:
+                todo += programs(prepared, options, inputs, monitor)
+            else:  # there is one call
+                kept_run = functools.partial(_run_kept, prepared, calls[0].delta, inputs, monitor)
+                todo.append(kept_run)
             owners += [(i, prepared) for i in members]
         results = in_parallel(todo)
     for (i, prepared), result in zip(owners, results, strict=True):
@@ -217,6 +236,25 @@ def programs(
     return calls
 
 
+def _run_kept(
+    prepared: PreparedFit, delta: float | None, inputs: ModelInput, monitor: RunMonitor
+) -> list[RunResult]:
+    """All of the plan's steps, or those that are left to take, with a checkpoint."""
+    options, num_steps = prepared.options, prepared.plan.num_steps
+    with kept(prepared, options, inputs, delta=delta) as keeper:
+        origin = origin_of(prepared.plan, options.seed)
+        return prepared.run(
+            [prepared.init(keeper.start, origin, options.init_params)],
+            inputs.records,
+            streams=[keeper.streams],
+            num_steps=num_steps,
+            trace_every=prepared.trace_every(options.trace_every, num_steps),
+            monitor=monitor,
+            steerings=[prepared.steering(options.init_params)],
+            keeper=keeper,
+        )
+
+
 def _initial_state(prepared: PreparedFit, options: FitOptions) -> Any:
     key = fresh_key() if options.seed is None else jax.random.key(options.seed)
     return prepared.init(key, origin_of(prepared.plan, options.seed), options.init_params)
@@ -249,5 +287,7 @@ def _as_fit(prepared: PreparedFit, call: Request, result: RunResult) -> Fit:
         releases=result.releases,
         several_modes=prepared.bridged.several_modes,
         is_mixture=prepared.bridged.is_mixture,
-        session=Session(prepared, counter, seed, result.state, result.steering),
+        session=Session(
+            prepared, counter, seed, result.state, result.steering, call.options.checkpoint
+        ),
     )
