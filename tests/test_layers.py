@@ -15,8 +15,17 @@ ROOT = Path(dpvim.__file__).parent
 # From the ground up: packages, and modules that lie at the top. Those in one row may import each
 # other.
 LAYERS = [
-    {"_validate", "types", "_compile", "_extras", "_progress", "files", "archives", "cache",
-     "fingerprint"},
+    {
+        "_validate",
+        "types",
+        "_compile",
+        "_extras",
+        "_progress",
+        "files",
+        "archives",
+        "cache",
+        "fingerprint",
+    },
     {"privacy"},
     {"inference"},
     {"bridge"},

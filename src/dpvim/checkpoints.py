@@ -91,7 +91,7 @@ class Checkpoint:
 
     def streams(self, seed: int | None = None) -> SecretStreams:
         """Randomness of the run, from its start; with a seed it is the seed's."""
-        if seed is not None:
+        if seed is not None or self.is_finished:  # the secret is gone, and no step is left to take
             return SecretStreams(seed)
         return SecretStreams(secret=bytes.fromhex(self._facts["secret"]))
 

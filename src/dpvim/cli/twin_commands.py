@@ -7,9 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from dpvim import _validate
+from dpvim.checkpoints import forget
 from dpvim.cli.common import plain_errors, print_json
 from dpvim.cli.options import (
     AsJson,
+    Checkpoint,
     ChosenClipNorm,
     ChosenSteps,
     ClipNorm,
@@ -173,6 +175,7 @@ def synth(
     sampling_prob: SamplingProb = None,
     steps: Steps = None,
     seed: PrivateSeed = None,
+    checkpoint: Checkpoint = None,
     dry_run: DryRun = False,
 ) -> None:
     """Learn a private model of a table and draw synthetic twins of it.
@@ -208,6 +211,7 @@ def synth(
             num_steps=steps,
             relation=relation,
             seed=seed,
+            checkpoint=checkpoint,
         )
         budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "num_examples": num_examples}
         reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding}
@@ -218,6 +222,8 @@ def synth(
             twin.write_into(folder, not_for_release=seed is not None)
             (folder / "command.txt").write_text(command_line() + "\n", encoding="utf-8")
         # From here on the budget is spent and its result is safe.
+        if checkpoint is not None:
+            forget(checkpoint)
         typer.echo(str(twin.privacy))
         typer.echo(
             f"\n{output}: the fit is saved. If drawing the tables is interrupted, go on with: "

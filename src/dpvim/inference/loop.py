@@ -149,7 +149,8 @@ def run_many(
 
     def draw(length: int, capacity: int) -> _Drawn:
         drawn = [source.draw(length, capacity) for source in sources]
-        return _Drawn(*jax.tree.map(lambda *leaves: np.stack(leaves), *drawn), {})
+        rows, noise = (np.stack(each) for each in zip(*drawn, strict=True))
+        return _Drawn(rows, noise, {})
 
     capacity = _chunk_capacity(engine, sources[0].batch_size, trace_every, num_steps)
     run_chunks = engine.run_chunks_apart if stacked else engine.run_chunks

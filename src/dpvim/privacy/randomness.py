@@ -17,7 +17,6 @@ import jax
 import numpy as np
 from randomgen import AESCounter
 
-
 SECRET_BYTES = 32
 
 

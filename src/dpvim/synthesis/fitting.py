@@ -6,17 +6,22 @@ with the choices is said before the table is read.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 import pandas as pd
 
-from dpvim import _validate
+from dpvim import _validate, checkpoints
+from dpvim.fingerprint import data_digest, file_digest
 from dpvim.fitting import fit as fit_model
 from dpvim.options import Budget, FitOptions
 from dpvim.privacy.plan import PrivacyPlan
+from dpvim.serialization import plan_to_json
 from dpvim.synthesis.encoding import encode
 from dpvim.synthesis.marginals.fit import counts_plan, fit_marginals
 from dpvim.synthesis.marginals.release import design, noise_of_pairs
@@ -32,7 +37,7 @@ DEFAULT_CLIP_NORM = 2.0
 DEFAULT_LEARNING_RATE = 2e-2
 DEFAULT_STEPS = 4000
 # What a twin from counts has of the options of a fit.
-_OPTIONS_OF_COUNTS = ("relation", "seed", "progress")
+_OPTIONS_OF_COUNTS = ("relation", "seed", "progress", "checkpoint")
 
 Source: TypeAlias = pd.DataFrame | str | Path
 """A table, or a file that holds one."""
@@ -70,8 +75,8 @@ def synthesize(
             for a model of your own).
         components: Number of mixture components. Default: with ``marginals`` 512 or 1024 points of
             the latent traits, with ``dpvi`` 10.
-        num_examples, fit_options: As in `dpvim.fit`; with ``marginals`` ``relation``, ``seed`` and
-            ``progress`` alone.
+        num_examples, fit_options: As in `dpvim.fit`; with ``marginals`` ``relation``, ``seed``,
+            ``progress`` and ``checkpoint`` alone.
         target_model: With ``dpvi``: ``logistic``, ``poisson`` or ``linear``; default by the
             target's kind.
         numbers: With ``dpvi``, what integer and real columns are in a component: ``histogram`` or
@@ -109,7 +114,7 @@ class CountSynthesizer:
     Attributes:
         schema: The table's columns.
         target, components: As in `synthesize`.
-        relation, seed, progress: As in `dpvim.fit`.
+        relation, seed, progress, checkpoint: As in `dpvim.fit`.
     """
 
     schema: Schema
@@ -118,6 +123,7 @@ class CountSynthesizer:
     relation: Relation = Relation.ZERO_OUT
     seed: int | None = None
     progress: bool | None = None
+    checkpoint: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if self.target is not None:
@@ -168,17 +174,42 @@ class CountSynthesizer:
             return read_pieces(source, columns=self.schema.names, **reading)
 
         public_rows = sum(map(len, pieces())) if num_examples is None else num_examples
-        fitted = fit_marginals(
-            lambda: (encode(piece, self.schema) for piece in pieces()),
-            self.schema,
-            self.plan(public_rows, epsilon=epsilon, delta=delta),
-            delta=resolve_delta(delta, public_rows),
-            target=self.target,
-            components=self.components,
-            seed=self.seed,
-            progress=self.progress,
-        )
+        plan = self.plan(public_rows, epsilon=epsilon, delta=delta)
+        delta = resolve_delta(delta, public_rows)
+        with self._checkpoint(source, plan, delta, reading) as checkpoint:
+            fitted = fit_marginals(
+                lambda: (encode(piece, self.schema) for piece in pieces()),
+                self.schema,
+                plan,
+                delta=delta,
+                target=self.target,
+                components=self.components,
+                seed=self.seed,
+                progress=self.progress,
+                checkpoint=checkpoint,
+            )
         return Twin(self.schema, fitted, None, public_rows)
+
+    @contextlib.contextmanager
+    def _checkpoint(
+        self, source: Source, plan: PrivacyPlan, delta: float, reading: dict[str, Any]
+    ) -> Iterator[checkpoints.Checkpoint | None]:
+        """The checkpoint, if one was asked for, of a run with all that was chosen."""
+        if self.checkpoint is None:
+            yield None
+            return
+        options: Any = [self.target, self.components, self.seed, reading]
+        question = {
+            "plan": json.dumps({**plan_to_json(plan), "delta": delta}, sort_keys=True),
+            "options": data_digest(options).hex(),
+            "schema": data_digest(self.schema.to_toml()).hex(),
+        }
+        if isinstance(source, pd.DataFrame):
+            digest = data_digest(source[[name for name in self.schema.names if name in source]])
+        else:
+            digest = file_digest(source)
+        with checkpoints.opened(self.checkpoint, question, digest) as checkpoint:
+            yield checkpoint
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ import pandas as pd
 
 from dpvim import archives
 from dpvim._progress import ProgressBar, show_progress
+from dpvim.checkpoints import Checkpoint
 from dpvim.privacy.counts import CountMechanism, NoisyMarginal
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams
@@ -29,6 +30,7 @@ from dpvim.serialization import (
 from dpvim.svi import warn_of_seed
 from dpvim.synthesis.encoding import EncodedTable
 from dpvim.synthesis.marginals.grids import Groups, grid_of
+from dpvim.synthesis.marginals.kept import KeptRounds
 from dpvim.synthesis.marginals.mixture import Mixture, draw_cells, expected_counts
 from dpvim.synthesis.marginals.pair_counts import unexplained_shares
 from dpvim.synthesis.marginals.release import Design, Releases, codes_of, design, release
@@ -229,6 +231,7 @@ def fit_marginals(
     components: int | None = None,
     seed: int | None = None,
     progress: bool | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> MarginalFit:
     """Release counts of a table, and fit a model to them.
 
@@ -241,6 +244,7 @@ def fit_marginals(
         components: Number of points of the traits; by default by the number of cells.
         seed: For tests only: the result has no privacy guarantee.
         progress: Show a progress bar; None asks the terminal.
+        checkpoint: Keeps the counts of every round; what is fitted to them is fitted again.
     """
     warn_of_seed(plan, seed, stacklevel=5)
     wanted = design(schema, plan, target=target)
@@ -248,8 +252,13 @@ def fit_marginals(
     def pieces() -> Iterator[np.ndarray]:
         return (codes_of(table, schema, wanted.grids) for table in tables())
 
-    mechanism = CountMechanism(plan, SecretStreams(seed), pieces)
-    releases = release(mechanism, wanted)
+    if checkpoint is None:
+        releases = release(CountMechanism(plan, SecretStreams(seed), pieces), wanted)
+    else:
+        mechanism = CountMechanism(plan, checkpoint.streams(seed), pieces)
+        rounds = KeptRounds(mechanism, checkpoint)
+        releases = release(rounds, wanted)
+        rounds.finish()
     privacy = PrivacyStatement.of(
         plan,
         delta=delta,
@@ -259,7 +268,8 @@ def fit_marginals(
         mechanism=COUNTS,
     )
     # What the counts are fitted from protects nothing.
-    start = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    entropy = checkpoint.start if checkpoint is not None and seed is None else seed
+    start = int(np.random.SeedSequence(entropy).generate_state(1)[0])
     show = show_progress(progress)
     with ProgressBar(NUM_FITS, show=show, label="fitting", unit="fits") as bar:
         counts = releases.counts
