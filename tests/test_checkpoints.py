@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -119,10 +120,9 @@ def test_what_is_removed_is_overwritten_first(tmp_path, monkeypatch):
 def test_a_run_that_ended_gives_its_result_again(tmp_path):
     with opened(tmp_path, QUESTION, DATA) as first:
         first.finish({"sums": np.array([1.0])})
-    with (
-        pytest.warns(UserWarning, match="ended before.*nothing is spent"),
-        opened(tmp_path, QUESTION, DATA) as again,
-    ):
+    with contextlib.ExitStack() as stack:
+        with pytest.warns(UserWarning, match="ended before.*nothing is spent"):
+            again = stack.enter_context(opened(tmp_path, QUESTION, DATA))
         assert (again.id, again.start, again.is_finished) == (first.id, first.start, True)
         assert again.load()["sums"] == 1.0
         again.finish({"sums": np.array([2.0])})  # nothing new is written
@@ -144,7 +144,10 @@ def test_an_entry_of_a_ledger_is_remembered(tmp_path):
     with opened(tmp_path, QUESTION, DATA) as again:
         assert (again.booking, again.id) == ("entry 7", checkpoint.id)
         again.finish({})
-    with pytest.warns(UserWarning), opened(tmp_path, QUESTION, DATA) as ended:
+    with (
+        pytest.warns(UserWarning, match="ended before"),
+        opened(tmp_path, QUESTION, DATA) as ended,
+    ):
         assert ended.booking == "entry 7"
 
 
@@ -316,9 +319,11 @@ def test_progress_of_another_run_is_refused(tmp_path):
     begin(tmp_path / "other")
     begin(tmp_path / "run")
     shutil.copy(tmp_path / "other" / STATE, tmp_path / "run" / STATE)
-    with opened(tmp_path / "run", QUESTION, DATA) as checkpoint:
-        with pytest.raises(FileError, match="progress of another run"):
-            checkpoint.load()
+    with (
+        opened(tmp_path / "run", QUESTION, DATA) as checkpoint,
+        pytest.raises(FileError, match="progress of another run"),
+    ):
+        checkpoint.load()
 
 
 def test_progress_without_its_secret_is_refused(tmp_path):
@@ -408,9 +413,11 @@ def test_a_file_system_that_is_full_in_fact(tmp_path):
         with opened(tmp_path, QUESTION, DATA) as again:
             np.testing.assert_array_equal(again.load()["sums"], PROGRESS["sums"])
         subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
-        with opened(tmp_path, QUESTION, DATA) as read_only:
-            with pytest.warns(UserWarning, match="Read-only file system"):
-                read_only.save(PROGRESS)
+        with (
+            opened(tmp_path, QUESTION, DATA) as read_only,
+            pytest.warns(UserWarning, match="Read-only file system"),
+        ):
+            read_only.save(PROGRESS)
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
@@ -433,17 +440,10 @@ def test_a_crash_at_any_boundary_of_a_file_operation_loses_nothing(tmp_path, mon
         for path in folder.iterdir():
             assert mode(path) == 0o600, (crash_at, path)
         ended = (folder / RESULT).exists()
-        with pytest.warns(UserWarning) if ended else _no_warnings():
+        warned = pytest.warns(UserWarning, match="ended before")
+        with warned if ended else contextlib.nullcontext():
             np.testing.assert_array_equal(run(folder)[1], wanted)
         assert names(folder) == [RESULT], crash_at
-
-
-class _no_warnings:  # noqa: N801 -- stands where pytest.warns does
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        return None
 
 
 def test_progress_is_kept_now_and_then(tmp_path, monkeypatch):

@@ -266,7 +266,7 @@ def _new_facts(question: Mapping[str, str], data_digest: bytes) -> dict[str, Any
         "question": dict(question),
         "data_key": key.hex(),
         "data": keyed_fingerprint(key, data_digest),
-        "start": secrets.randbits(64),
+        "start": int.from_bytes(fresh_secret()[:8], "little"),
         "secret": fresh_secret().hex(),
     }
 
