@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -314,3 +318,25 @@ def test_many_fits_and_those_without_privacy_have_no_checkpoint(tmp_path):
     with pytest.raises(TypeError, match="expected the name of a folder, got bool"):
         dpvim.fit(linear_model, X, Y, epsilon=1.0, delta=1e-4, checkpoint=True)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [
+        ("steered", 3),
+        *(
+            pytest.param(kind, 50, marks=pytest.mark.long)
+            for kind in ("steered", "aligned", "counts")
+        ),
+    ],
+)
+def test_kill_9_at_random_moments(kind, kills):
+    command = Path(__file__).parents[1] / "benchmarks" / "checkpoint_kills.py"
+    arguments = ["--kind", kind, "--kills", str(kills), "--seed", "1"]
+    found = subprocess.run(
+        [sys.executable, command, *arguments], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    facts = json.loads(found.stdout)
+    assert facts["kills"] == kills
+    assert facts["differing"] == 0
