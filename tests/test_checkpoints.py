@@ -9,6 +9,8 @@ import os
 import pickle
 import shutil
 import stat
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -220,6 +222,18 @@ def test_the_time_of_birth_tells_files_with_one_number_apart(tmp_path, monkeypat
     refused(tmp_path, "copied or restored")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's statx, and its command")
+def test_the_time_of_birth_is_the_systems(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("")
+    said = subprocess.run(["stat", "-c", "%W", path], capture_output=True, text=True, check=True)
+    seconds = int(said.stdout.strip().replace("-", "0"))  # neither: the file system has none
+    with open(path) as file:
+        found = {checkpoints._birth_time(path), checkpoints._birth_time(file.fileno())}
+    assert len(found) == 1
+    assert ({None} if seconds == 0 else {each // 10**9 for each in found}) == {seconds or None}
+
+
 def test_a_begin_that_was_put_back_is_refused(tmp_path):
     begin(tmp_path)
     backup = (tmp_path / BEGIN).read_bytes()
@@ -400,8 +414,6 @@ def test_a_disk_that_fails_later_costs_nothing(tmp_path, monkeypatch, operation,
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounts a file system")
 def test_a_file_system_that_is_full_in_fact(tmp_path):
-    import subprocess
-
     options = ["-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(tmp_path)]
     if subprocess.run(["mount", *options], capture_output=True).returncode:
         pytest.skip("mount is not allowed")
