@@ -126,7 +126,7 @@ def one(name: str, epsilon: float, way: str, seed: int) -> dict[str, Any]:
     X, y = load(name)
     order = np.random.default_rng(seed).permutation(len(y))
     train, test = np.split(order, [int(0.8 * len(y))])
-    budget = {"epsilon": epsilon, "delta": DELTA}
+    budget: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA}
     if way in (REPEAT, SPLIT):
         found = dpvim.tune(
             CANDIDATES, X[train], y[train], **budget, method=way, seed=seed, progress=False

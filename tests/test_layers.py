@@ -15,13 +15,24 @@ ROOT = Path(dpvim.__file__).parent
 # From the ground up: packages, and modules that lie at the top. Those in one row may import each
 # other.
 LAYERS = [
-    {"_validate", "types", "_compile", "_extras", "_progress", "files", "archives", "cache"},
+    {
+        "_validate",
+        "types",
+        "_compile",
+        "_extras",
+        "_progress",
+        "files",
+        "archives",
+        "cache",
+        "fingerprint",
+    },
     {"privacy"},
     {"inference"},
     {"bridge"},
     {"posterior", "models"},
-    {"serialization", "plots", "ledger"},
-    {"options", "prepared", "strategy", "svi", "result", "fitting", "checking", "tuning"},
+    {"serialization", "plots", "checkpoints", "ledger"},
+    {"options", "prepared", "resumable", "strategy", "svi", "result", "fitting"}
+    | {"checking", "tuning"},
     {"synthesis"},
     {"experiments", "audit"},
     {"cli", "__main__"},

@@ -14,7 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -61,6 +61,12 @@ class Archive:
     def __contains__(self, name: str) -> bool:
         return f"{name}.npy" in self._archive.namelist()
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the arrays."""
+        members = self._archive.namelist()
+        return [name.removesuffix(".npy") for name in members if name.endswith(".npy")]
+
     def arrays(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Arrays by their names."""
         return {name: _array(name, self._archive.read(f"{name}.npy")) for name in names}
@@ -68,12 +74,21 @@ class Archive:
 
 def write(path: str | Path, meta: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
     """Write a file; an existing one is replaced only when the new one is complete."""
-    with new_file(path) as partial, zipfile.ZipFile(partial, "w") as archive:
-        _add(archive, _META, json.dumps(meta, indent=1).encode())
+    with new_file(path) as partial, open(partial, "wb") as file:
+        write_into(file, meta, arrays)
+
+
+def write_into(
+    file: IO[bytes], meta: Mapping[str, Any], arrays: Mapping[str, Any], *, compressed: bool = True
+) -> None:
+    """Write an archive into an open file."""
+    kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+    with zipfile.ZipFile(file, "w") as archive:
+        _add(archive, _META, json.dumps(meta, indent=1).encode(), kind)
         for name, array in arrays.items():
             buffer = io.BytesIO()
             np.save(buffer, np.asarray(array), allow_pickle=False)
-            _add(archive, f"{name}.npy", buffer.getvalue())
+            _add(archive, f"{name}.npy", buffer.getvalue(), kind)
 
 
 @contextlib.contextmanager
@@ -100,11 +115,11 @@ def opened(path: str | Path) -> Iterator[Archive]:
         ) from error
 
 
-def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+def _add(archive: zipfile.ZipFile, name: str, content: bytes, kind: int) -> None:
     """Add a member without the time of day: how long a run took is not released."""
     member = zipfile.ZipInfo(name)
     member.external_attr = 0o644 << 16
-    archive.writestr(member, content, zipfile.ZIP_DEFLATED)
+    archive.writestr(member, content, kind)
 
 
 def _check_size(source: Path, archive: zipfile.ZipFile) -> None:

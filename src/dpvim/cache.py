@@ -14,12 +14,13 @@ import hashlib
 import json
 import math
 import os
-import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import platformdirs
+
+from dpvim.files import is_ours_alone
 
 _SWITCHED_OFF = ("", "off")
 
@@ -57,23 +58,15 @@ def _folder() -> Path | None:
         folder = base / "accounting"
         for own in (base, folder):
             own.mkdir(mode=0o700, exist_ok=True)
-            if not _is_ours_alone(own):
+            if not is_ours_alone(own):
                 return None
         return folder
     return None
 
 
-def _is_ours_alone(path: Path) -> bool:
-    """True if a file or folder belongs to this user, and nobody else may write it."""
-    if not hasattr(os, "getuid"):  # a system whose accounts have folders of their own
-        return True
-    found = path.stat()
-    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
 def _read(path: Path, question: Mapping[str, str]) -> float | None:
     try:
-        if not _is_ours_alone(path):
+        if not is_ours_alone(path):
             return None
         entry = json.loads(path.read_text(encoding="utf-8"))
         answer = entry["answer"]

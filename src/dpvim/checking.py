@@ -12,10 +12,11 @@ mechanism of `dpvim.privacy.counts`: a record is in one cell of each question, w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -26,8 +27,11 @@ from jaxtyping import Array, Float, Int
 
 from dpvim import _validate
 from dpvim._compile import single_precision
-from dpvim.bridge.data import ModelInput, prepare
+from dpvim.bridge.data import ModelInput
 from dpvim.bridge.model import BridgedModel
+from dpvim.bridge.persons import read_inputs, rows_of
+from dpvim.ledger.book import Job, Ledger
+from dpvim.ledger.payment import Account, Tally, paid
 from dpvim.privacy.counts import Cells, CountMechanism, Marginal, NoisyMarginal, counts_plan
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams, fresh_key
@@ -171,6 +175,8 @@ def held_out(
     num_examples: int | None = None,
     num_draws: int = _DRAWS,
     seed: int | None = None,
+    ledger: Any = None,
+    purpose: str | None = None,
     **keyword_data: Any,
 ) -> Score:
     """Release how well a fit predicts records: the mean of their log predictive density.
@@ -186,9 +192,10 @@ def held_out(
             is released, record by record, which varies less than both.
         num_draws: Draws of the posterior that the density is averaged over.
         seed: For tests: the result has no privacy guarantee.
+        ledger, purpose: As in `dpvim.fit`: the release is booked before it is made.
     """
     _validate.positive_int("num_draws", num_draws)
-    inputs = prepare(data, keyword_data)
+    inputs = _inputs(fit, data, keyword_data, seed)
     fits = [fit] if against is None else [fit, against]
     densities = [_log_density(each, inputs, num_draws, seed) for each in fits]
     plan = check_plan(
@@ -200,9 +207,10 @@ def held_out(
         return magnitude_codes(found[0] if len(found) == 1 else found[0] - found[1])[:, None]
 
     what = "log predictive density" if against is None else "difference of log densities"
-    return release_mean(
-        Question(codes, (_NUM_CODES,)), inputs, plan, what=what, delta=delta, seed=seed
-    )
+    question = Question(codes, (_NUM_CODES,))
+    rows = rows_of(data, keyword_data).records
+    with _booked(ledger, purpose or "held-out score", plan, rows, delta=delta, seed=seed):
+        return release_mean(question, inputs, plan, what=what, delta=delta, seed=seed)
 
 
 def score_records(
@@ -215,7 +223,7 @@ def score_records(
     seed: int | None = None,
 ) -> Score:
     """Release the mean log predictive density of records by a plan that is calibrated already."""
-    inputs = prepare(data, dict(keyword_data))
+    inputs = _inputs(fit, data, keyword_data, seed)
     density = _log_density(fit, inputs, _DRAWS, seed)
     question = Question(lambda records: magnitude_codes(density(records))[:, None], (_NUM_CODES,))
     return release_mean(
@@ -232,6 +240,8 @@ def predictive_check(
     relation: Relation | str = Relation.ZERO_OUT,
     num_examples: int | None = None,
     seed: int | None = None,
+    ledger: Any = None,
+    purpose: str | None = None,
     **keyword_data: Any,
 ) -> PredictiveCheck:
     """Release how records rank among replicates that the fit would have made in their place.
@@ -243,8 +253,14 @@ def predictive_check(
         statistics: By name, numbers to rank by: functions of one record's observed sites, a dict of
             their values. Default: the observed sites themselves.
         seed: For tests: the result has no privacy guarantee.
+        ledger, purpose: As in `dpvim.fit`: the release is booked before it is made.
     """
-    inputs = prepare(data, keyword_data)
+    inputs = _inputs(fit, data, keyword_data, seed)
+    if inputs.has_several_rows:
+        raise ValueError(
+            "fit: expected one by records, or with one row a person, got one with several rows a "
+            "person, whose ranks would be many. held_out takes persons."
+        )
     ranks, names = _ranks(fit, inputs, statistics, seed)
     plan = check_plan(
         inputs, epsilon=epsilon, delta=delta, relation=relation, num_examples=num_examples
@@ -253,15 +269,35 @@ def predictive_check(
     question = Question(ranks, (size,) * len(names))
     mechanism = _mechanism(question, inputs, plan, seed)
     cells = Cells(tuple(np.arange(size) for _ in names))
-    released = mechanism.release(cells, [Marginal((i,)) for i in range(len(names))], share=1.0)
-    rows = _num_records(plan, released)
+    rows = rows_of(data, keyword_data).records
+    with _booked(ledger, purpose or "predictive check", plan, rows, delta=delta, seed=seed):
+        released = mechanism.release(cells, [Marginal((i,)) for i in range(len(names))], share=1.0)
+    num_records = _num_records(plan, released)
     return PredictiveCheck(
         {
-            name: RankCheck(each.counts, each.variance, rows)
+            name: RankCheck(each.counts, each.variance, num_records)
             for name, each in zip(names, released, strict=True)
         },
         _statement(plan, delta, seed, f"counts of records by rank, for {len(names)} statistics"),
     )
+
+
+@contextlib.contextmanager
+def _booked(
+    ledger: Any,
+    purpose: str,
+    plan: PrivacyPlan,
+    rows: Record,
+    *,
+    delta: float,
+    seed: int | None,
+) -> Iterator[None]:
+    """Pay for a release of counts in a ledger, if there is one. Once it is begun it is paid for."""
+    account = None if ledger is None else Account(Ledger.of(ledger), purpose, delta)
+    tally = Tally()
+    with paid(account, [Job(plan)], [tally], data=rows, seeded=seed is not None, mechanism=COUNTS):
+        tally.add(1)
+        yield
 
 
 def check_plan(
@@ -280,7 +316,11 @@ def check_plan(
                 "relation='add_or_remove', got none."
             )
         num_examples = inputs.num_rows
-    plan = counts_plan(num_examples=num_examples, relation=relation)
+    plan = counts_plan(
+        num_examples=num_examples,
+        relation=relation,
+        max_rows_per_person=inputs.max_rows_per_person,
+    )
     plan.check_num_rows(inputs.num_rows)
     return plan.calibrate(epsilon=epsilon, delta=delta)
 
@@ -387,6 +427,18 @@ def _statement(
         released=released,
         for_testing=seed is not None,
         mechanism=COUNTS,
+    )
+
+
+def _inputs(
+    fit: Fit, data: tuple[Any, ...], keyword_data: Mapping[str, Any], seed: int | None
+) -> ModelInput:
+    """Records of the kind that the fit has: rows, or persons."""
+    return read_inputs(
+        data,
+        dict(keyword_data),
+        max_rows_per_person=fit.plan.max_rows_per_person,
+        streams=SecretStreams(seed),
     )
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+PARTIAL = ".partial"
+"""Ends the names of files and folders that are not complete."""
 
 
 @contextmanager
@@ -49,6 +53,61 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(private, ignore_errors=True)
 
 
+@contextmanager
+def durable_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to that its owner alone may read.
+
+    When the block ends it is on the disk and has its name, in place of an older one; whatever
+    happens before, the older one is as it was.
+    """
+    draft = path.with_name(path.name + PARTIAL)
+    with suppress(FileNotFoundError):
+        os.unlink(draft)
+    handle = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+        _sync_folder(path.parent)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(draft)
+        raise
+
+
+def shred(path: Path) -> None:
+    """Overwrite a file and remove it, if it is there. (Disks may keep older copies of blocks.)"""
+    with suppress(FileNotFoundError):
+        handle = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
+        with os.fdopen(handle, "wb") as file:
+            file.write(bytes(os.stat(path).st_size))
+            file.flush()
+            os.fsync(file.fileno())
+        os.unlink(path)
+        _sync_folder(path.parent)
+
+
+def is_ours_alone(path: Path) -> bool:
+    """True if a file or folder belongs to this user, and nobody else may write it."""
+    if not hasattr(os, "getuid"):  # a system whose accounts have folders of their own
+        return True
+    found = path.stat()
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make names in a folder as durable as what they name, where the system can."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """A json file that people can read, too."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -60,7 +119,7 @@ def _private_folder(target: Path) -> Path:
     What is made in it has the permissions that it would have elsewhere, and keeps them.
     """
     prefix = f"{target.name[:32]}."
-    return Path(tempfile.mkdtemp(prefix=prefix, suffix=".partial", dir=target.parent))
+    return Path(tempfile.mkdtemp(prefix=prefix, suffix=PARTIAL, dir=target.parent))
 
 
 def _rename(partial: Path, target: Path) -> None:

@@ -18,17 +18,18 @@ from dpvim._compile import single_precision
 from dpvim._progress import show_progress
 from dpvim.bridge.data import ModelInput
 from dpvim.bridge.model import bridge
-from dpvim.bridge.persons import GROUP_BY, read_inputs
+from dpvim.bridge.persons import GROUP_BY, read_inputs, rows_of
 from dpvim.inference.loop import runs_per_program
 from dpvim.inference.monitor import RunMonitor, monitoring
 from dpvim.ledger.book import Job
-from dpvim.ledger.payment import Account, Tally, paid
+from dpvim.ledger.payment import Account, Tally, book_once, paid
 from dpvim.options import Budget, FitOptions, RunLength, take
 from dpvim.prepared import PreparedFit, RunResult
 from dpvim.privacy.plan import Plan, PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams, fresh_key
 from dpvim.privacy.steps import StepCounter, origin_of
 from dpvim.result import Fit, Session
+from dpvim.resumable import kept, refuse_checkpoint_of_persons
 from dpvim.strategy import Request, choose
 from dpvim.svi import warn_of_seed
 from dpvim.types import Origin
@@ -81,13 +82,17 @@ def fit(model: Model, *data: Any, **options: Any) -> Fit:
             for it. A fit that is stopped costs the steps it took. Not with a seed.
         seed: For tests and experiments: fixes all randomness, and with it undoes the privacy.
         progress: Show a progress bar. Default: if standard error is a terminal.
+        checkpoint: A folder for the run's progress. After a crash the same call goes on from there
+            and ends with the same fit, bit for bit; its budget is spent once. The folder holds
+            secrets until the run ends (docs/checkpoints.md).
 
     Returns:
         A `Fit` with ``.posterior``, ``.trace``, ``.privacy`` and ``.plan``. If Ctrl-C stopped the
         run it holds what was released until then, at the price of the steps taken.
 
     Raises:
-        ValueError, TypeError: Before any budget is spent, for input that cannot be used.
+        ValueError, TypeError: Before any budget is spent, for input that cannot be used; a
+            `FileError` for a checkpoint that cannot be used.
         BudgetExceededError: The ledger does not pay for it. Says what it would pay for.
     """
     call = Request(take(Budget, options), take(FitOptions, options))
@@ -104,6 +109,7 @@ def fit_nonprivate(model: Model, *data: Any, **options: Any) -> Fit:
         raise ValueError(
             "ledger: expected none, got one. A fit without noise has no price that could be booked."
         )
+    _refuse_checkpoint("fit_nonprivate", options)
     options = {"probe_width": 1.0, **options}
     call = Request(take(RunLength, options), take(FitOptions, options))
     return _fit_all(model, data, options, [call])[0]
@@ -132,6 +138,7 @@ def fit_many(
     """
     if not each:
         raise ValueError("each: expected at least one fit, got an empty list.")
+    _refuse_checkpoint("fit_many", options)
     calls = []
     for own in each:
         for name in own:
@@ -141,6 +148,14 @@ def fit_many(
         keyword_data = {"delta": delta, **options, **own}
         calls.append(Request(take(Budget, keyword_data), take(FitOptions, keyword_data)))
     return _fit_all(model, data, keyword_data, calls)
+
+
+def _refuse_checkpoint(name: str, options: Mapping[str, Any]) -> None:
+    if options.get("checkpoint") is not None:
+        raise ValueError(
+            f"checkpoint: expected with dpvim.fit, got it with {name}. Call dpvim.fit for each, "
+            "with a folder of its own."
+        )
 
 
 _PARTICULAR = ("epsilon", "noise_multiplier", "seed", "init_params")
@@ -177,16 +192,21 @@ def _fit_all(
     The calls share everything but seeds, initial values and noise.
     """
     seeds = [call.options.seed for call in calls]
+    most_rows = calls[0].length.max_rows_per_person
+    refuse_checkpoint_of_persons(calls[0].options.checkpoint, most_rows)
     inputs = read_inputs(
         data,
         keyword_data,
-        max_rows_per_person=calls[0].length.max_rows_per_person,
+        max_rows_per_person=most_rows,
         streams=SecretStreams(None if None in seeds else seeds[0]),
     )
     bridged = bridge(model, inputs)
     chosen = choose(calls, bridged, inputs.num_rows)
     plans = [strategy.plan for strategy in chosen]
     account = _account(model, calls[0])
+    if account is not None and most_rows is not None:  # all rows, before any were chosen
+        rows = rows_of(data, keyword_data).records
+        account = account._replace(ledger=account.ledger.about(rows))
     found: dict[int, Fit] = {}
     progress = show_progress(chosen[0].options.progress)
     with monitoring(sum(plan.num_steps for plan in plans), progress=progress) as monitor:
@@ -200,15 +220,22 @@ def _fit_all(
             _warn_once_of_seeds(plan, options)
             prior = chosen[members[0]].prior
             prepared = PreparedFit(model, plan, options[0], inputs, bridged, prior)
-            tallies.append(Tally())
-            if isinstance(plan, PrivacyPlan):
-                jobs.append(Job(plan, len(members)))
-            watched = monitor._replace(begin=tallies[-1].add)
-            todo += programs(prepared, options, inputs, watched)
+            if options[0].checkpoint is not None:  # there is one call, and it pays for itself
+                kept_run = functools.partial(
+                    _run_kept, prepared, calls[0].delta, inputs, monitor, account
+                )
+                todo.append(kept_run)
+            else:
+                tallies.append(Tally())
+                if isinstance(plan, PrivacyPlan):
+                    jobs.append(Job(plan, len(members)))
+                watched = monitor._replace(begin=tallies[-1].add)
+                todo += programs(prepared, options, inputs, watched)
             owners += [(i, prepared) for i in members]
         # All that can be wrong with the input is known: from here on it may cost something.
         seeded = any(call.options.seed is not None for call in calls)
-        with paid(account, jobs, tallies, data=inputs.records, seeded=seeded):
+        paying = account if jobs else None
+        with paid(paying, jobs, tallies, data=inputs.records, seeded=seeded):
             results = in_parallel(todo)
     for (i, prepared), result in zip(owners, results, strict=True):
         found[i] = _as_fit(prepared, calls[i], result, account)
@@ -257,6 +284,44 @@ def programs(
     return calls
 
 
+def _run_kept(
+    prepared: PreparedFit,
+    delta: float | None,
+    inputs: ModelInput,
+    monitor: RunMonitor,
+    account: Account | None,
+) -> list[RunResult]:
+    """All of the plan's steps, or those that are left to take, with a checkpoint.
+
+    Whoever continues the run finds its booking under the checkpoint's id. It is settled when the
+    run is whole: until then it may go on.
+    """
+    options, plan = prepared.options, prepared.plan
+    num_steps = plan.num_steps
+    with kept(prepared, options, inputs, delta=delta) as keeper:
+        booking = None
+        if account is not None:
+            assert isinstance(plan, PrivacyPlan)
+            seeded = options.seed is not None
+            booking = book_once(
+                account, Job(plan), id=keeper.id, data=inputs.records, seeded=seeded
+            )
+        origin = origin_of(plan, options.seed)
+        results = prepared.run(
+            [prepared.init(keeper.start, origin, options.init_params)],
+            inputs.records,
+            streams=[keeper.streams],
+            num_steps=num_steps,
+            trace_every=prepared.trace_every(options.trace_every, num_steps),
+            monitor=monitor,
+            steerings=[prepared.steering(options.init_params)],
+            keeper=keeper,
+        )
+        if booking is not None and not results[0].interrupted:
+            booking.settle_or_warn(num_steps)
+        return results
+
+
 def _initial_state(prepared: PreparedFit, options: FitOptions) -> Any:
     key = fresh_key() if options.seed is None else jax.random.key(options.seed)
     return prepared.init(key, origin_of(prepared.plan, options.seed), options.init_params)
@@ -292,5 +357,13 @@ def _as_fit(
         several_modes=prepared.bridged.several_modes,
         is_mixture=prepared.bridged.is_mixture,
         blocks=prepared.bridged.problem.blocks,
-        session=Session(prepared, counter, seed, result.state, result.steering, account),
+        session=Session(
+            prepared,
+            counter,
+            seed,
+            result.state,
+            result.steering,
+            account,
+            call.options.checkpoint,
+        ),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
@@ -58,9 +59,14 @@ class FitOptions:
     trace_every: int | None = None
     seed: int | None = None
     progress: bool | None = None
+    checkpoint: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
+        if not isinstance(self.checkpoint, str | os.PathLike | None):
+            raise TypeError(
+                f"checkpoint: expected the name of a folder, got {type(self.checkpoint).__name__}."
+            )
         scale = init_scale_of(self.family, self.init_scale)
         if scale is not None:
             put(self, "init_scale", _validate.positive("init_scale", scale))

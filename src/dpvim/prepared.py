@@ -23,6 +23,7 @@ from dpvim.inference.engine import Info, State, eta_for, make_engine
 from dpvim.inference.families import Family, Params
 from dpvim.inference.loop import Run, placed, run, run_many
 from dpvim.inference.monitor import RunMonitor, monitoring
+from dpvim.inference.progress import NOBODY, Keeper
 from dpvim.inference.release_sums import ReleaseSums
 from dpvim.inference.steering import SteeredReleases, Steering
 from dpvim.inference.trace import Trace, default_trace_every
@@ -194,10 +195,12 @@ class PreparedFit:
         monitor: RunMonitor,
         stacked: bool = False,
         steerings: list[Steering | None] | None = None,
+        keeper: Keeper = NOBODY,
     ) -> list[RunResult]:
         """Take `num_steps` steps from each state, as one vectorised program if there are several.
 
-        With `stacked` the records have a leading axis of data sets, one a run.
+        With `stacked` the records have a leading axis of data sets, one a run. `keeper` keeps the
+        progress of a run that is alone.
         """
         settings: dict[str, Any] = {
             "num_steps": num_steps,
@@ -208,7 +211,13 @@ class PreparedFit:
         if len(states) == 1 and not stacked:  # an axis of one run would only cost time
             steering = None if steerings is None else steerings[0]
             alone = run(
-                self.engine, states[0], records, streams=streams[0], steering=steering, **settings
+                self.engine,
+                states[0],
+                records,
+                streams=streams[0],
+                steering=steering,
+                keeper=keeper,
+                **settings,
             )
             return [self._result(alone, until)]
         together = run_many(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
@@ -406,6 +407,7 @@ class Session(NamedTuple):
     state: State
     steering: Steering | None = None
     account: Account | None = None
+    checkpoint: str | os.PathLike[str] | None = None
 
 
 def load(path: str | Path) -> Fit:
@@ -425,7 +427,13 @@ def _continue(
     keyword_data: dict[str, Any],
     progress: bool | None,
 ) -> Fit:
-    prepared, counter, seed, state, steering, account = session
+    prepared, counter, seed, state, steering, account, checkpoint = session
+    if checkpoint is not None:  # with other noise, the same steps would be paid for twice
+        raise ValueError(
+            f"resume: this run has a checkpoint. Call dpvim.fit as before, with "
+            f"checkpoint={os.fspath(checkpoint)!r}: it goes on from there, with the noise that "
+            "belongs to its steps."
+        )
     inputs = read_inputs(
         data,
         keyword_data,

@@ -26,10 +26,12 @@ import scipy
 from dpvim import _validate
 from dpvim._compile import single_precision
 from dpvim._progress import ProgressBar, show_progress
-from dpvim.bridge.data import prepare
+from dpvim.bridge.data import ModelInput
 from dpvim.bridge.model import bridge
+from dpvim.bridge.persons import read_inputs, rows_of
 from dpvim.checking import Score, check_plan, score_records
 from dpvim.fitting import fit
+from dpvim.ledger.book import Job, Ledger
 from dpvim.options import Budget, FitOptions, take
 from dpvim.posterior.from_trace import DivergedError
 from dpvim.privacy.accounting import epsilon_of
@@ -158,7 +160,7 @@ def plan_tuning(
     chance = _validate.open_unit("chance", chance)
     _refuse_own_budgets(chosen, options)
     schedule = _common_schedule(chosen, data, options, epsilon=epsilon, delta=delta)
-    inputs = prepare(data, _keyword_data(options))
+    inputs = _read(data, options)
     score = check_plan(
         inputs,
         epsilon=_SCORE_EPSILON * epsilon,
@@ -193,6 +195,8 @@ def tune(
     chance: float = _CHANCE,
     seed: int | None = None,
     progress: bool | None = None,
+    ledger: Any = None,
+    purpose: str | None = None,
     **options: Any,
 ) -> Tuned:
     """Fit the best of several candidates under one budget, its choice included.
@@ -207,6 +211,8 @@ def tune(
         seed: For tests: the result has no privacy guarantee.
         progress: Show a progress bar. With ``repeat`` there is none: how many trials there are, and
             how long they take, is not to be shown.
+        ledger, purpose: As in `dpvim.fit`: all trials are booked before the first. Only ``split``
+            can be booked: a ledger composes releases, and ``repeat`` is not one by itself.
         options: What all fits share, as in `dpvim.fit`, and data given by keyword.
 
     Returns:
@@ -214,12 +220,28 @@ def tune(
         ``repeat``.
     """
     chosen = _candidates(candidates)
+    if ledger is not None:
+        if method == REPEAT:
+            raise ValueError(
+                "method: expected 'split' with a ledger, got 'repeat', whose cost a ledger cannot "
+                "compose with that of others. Leave out one of them."
+            )
+        method = SPLIT
     plan = plan_tuning(
         candidates, *data, epsilon=epsilon, delta=delta, method=method, chance=chance, **options
     )
     trials = Trials(chosen, plan, data, options, seed)
     names = list(chosen)
     if plan.repeats is None:
+        if ledger is not None:
+            rows = rows_of(data, _keyword_data(options)).records
+            Ledger.of(ledger).book_all(
+                [Job(plan.fit_plan, len(names)), Job(plan.score_plan, len(names))],
+                purpose=purpose or f"choice among {len(names)} candidates",
+                data=rows,
+                delta=plan.delta,
+                seeded=seed is not None,
+            )
         with ProgressBar(
             len(names), show=show_progress(progress), label="fits", unit="fits"
         ) as bar:
@@ -347,7 +369,7 @@ _OF_THE_PLAN = [field.name for field in dataclasses.fields(Budget)]
 
 def _refuse_own_budgets(chosen: Mapping[str, _Candidate], shared: Mapping[str, Any]) -> None:
     """All trials have one plan: the price of a trial must not tell which candidate it was."""
-    for name in ("noise_multiplier", "ledger", "checkpoint"):
+    for name in ("noise_multiplier", "checkpoint"):
         if shared.get(name) is not None:
             raise ValueError(f"{name}: expected not to be given to tune, got {shared[name]!r}.")
     for name, candidate in chosen.items():
@@ -357,6 +379,16 @@ def _refuse_own_budgets(chosen: Mapping[str, _Candidate], shared: Mapping[str, A
                     f"candidates[{name!r}]: expected options other than {option!r}, which is the "
                     "same for all trials. Give it to tune."
                 )
+
+
+def _read(data: tuple[Any, ...], options: Mapping[str, Any]) -> ModelInput:
+    """Records as the fits have them: rows, or persons."""
+    return read_inputs(
+        data,
+        _keyword_data(options),
+        max_rows_per_person=options.get("max_rows_per_person"),
+        streams=SecretStreams(),
+    )
 
 
 def _keyword_data(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -384,7 +416,7 @@ def _common_schedule(
     for candidate in chosen.values():
         options = {**shared, **candidate.options, "epsilon": epsilon, "delta": delta}
         request = Request(take(Budget, options), take(FitOptions, options))
-        inputs = prepare(data, options)
+        inputs = _read(data, shared)
         (strategy,) = choose([request], bridge(candidate.model, inputs), inputs.num_rows)
         assert isinstance(strategy.plan, PrivacyPlan)
         strategy.plan.check_num_rows(inputs.num_rows)

@@ -18,6 +18,7 @@ from dpvim.models.mixture import Mixture
 from dpvim.synthesis import fitting
 from dpvim.synthesis import model as table_models
 from dpvim.synthesis import twin as twin_module
+from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.tables import read_table, write_table
 
 QUICK = ["--engine", "dpvi", "--steps", "20", "--components", "2"]
@@ -166,6 +167,35 @@ def test_a_dry_run_spends_and_writes_nothing(call, folder, monkeypatch):
     for wrong in (["--epsilon", -1], ["--sampling-prob", 3], ["--relation", "add_or_remove"]):
         assert synth(call, "--dry-run", *wrong).exit_code == 2
     assert not (folder / "twin").exists()
+
+
+@pytest.mark.parametrize("command", ["synth", "fit"])
+def test_a_checkpoint_is_gone_when_the_output_is_complete(call, folder, monkeypatch, command):
+    arguments = [command, "patients.csv", "--schema", "patients.toml", "--epsilon", 5]
+    arguments += ["--checkpoint", "run", "-o", "out"]
+    if command == "fit":
+        arguments += ["--model", "poisson", "--target", "visits", "--clip-norm", 1, "--steps", 20]
+    else:
+        arguments += ["--components", 2, "--datasets", 1, "--rows", 10]
+
+    def no_space(*args: object, **more: object) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Schema, "save", no_space)
+        failed = call(*arguments)
+    assert failed.exit_code == 2
+    assert "no space left" in failed.stderr
+    # What was paid for is there, and nothing secret.
+    assert [path.name for path in (folder / "run").iterdir()] == ["result.npz"]
+    other = call(*arguments, "--delta", 1e-7)
+    assert other.exit_code == 2
+    assert "run with other plan" in other.stderr
+    again = call(*arguments)
+    assert again.exit_code == 0, again.stderr
+    assert "nothing is spent" in again.stderr
+    assert (folder / "out" / "posterior.npz").exists()
+    assert not (folder / "run").exists()
 
 
 def test_synth_builds_its_model_once(call, folder, monkeypatch):

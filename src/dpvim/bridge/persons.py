@@ -37,7 +37,7 @@ def read_inputs(
         streams: Coins that decide which rows of a person are kept.
     """
     ids = kwargs.get(GROUP_BY)
-    inputs = prepare(args, {name: value for name, value in kwargs.items() if name != GROUP_BY})
+    inputs = rows_of(args, kwargs)
     if ids is None and max_rows_per_person is None:
         return inputs
     if max_rows_per_person is None:
@@ -58,6 +58,11 @@ def read_inputs(
         )
     coins = streams.generator("rows of persons")
     return as_persons(inputs, arrange_by_person(person_numbers(ids), most, coins))
+
+
+def rows_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInput:
+    """Arguments of a model, checked, with a record for each row, whoever's it is."""
+    return prepare(args, {name: value for name, value in kwargs.items() if name != GROUP_BY})
 
 
 def person_numbers(ids: Any, name: str = GROUP_BY) -> Int[np.ndarray, " rows"]:

@@ -8,9 +8,11 @@ from typing import Annotated, Any
 import pandas as pd
 import typer
 
+from dpvim.checkpoints import forget
 from dpvim.cli.common import plain_errors, print_json
 from dpvim.cli.options import (
     AsJson,
+    Checkpoint,
     ChosenClipNorm,
     ChosenLearningRate,
     ChosenSteps,
@@ -75,6 +77,7 @@ def fit(
     ledger: LedgerOption = None,
     purpose: Purpose = None,
     seed: PrivateSeed = None,
+    checkpoint: Checkpoint = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -132,7 +135,7 @@ def fit(
             }
             if dry_run:
                 end_dry_run(chosen, data, **options)
-            result = fit_model(chosen, *data, seed=seed, **options)
+            result = fit_model(chosen, *data, seed=seed, checkpoint=checkpoint, **options)
             summary = result.posterior.summary(level)
             if regression is not None:
                 labels = {f"coefficients[{i}]": name for i, name in enumerate(regression.names)}
@@ -144,6 +147,8 @@ def fit(
             )
             write_json(folder / "privacy.json", result.privacy.to_dict())
             (folder / "command.txt").write_text(command_line() + "\n", encoding="utf-8")
+        if checkpoint is not None:
+            forget(checkpoint)
     if as_json:
         rows = summary.reset_index(names="parameter").to_dict("records")
         print_json({"privacy": result.privacy.to_dict(), "parameters": rows})

@@ -146,6 +146,12 @@ DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="Check everything, the table too; spend and write nothing."),
 ]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(
+        help="A folder for the run's progress: after a crash the same command goes on from there."
+    ),
+]
 
 
 def command_line() -> str:

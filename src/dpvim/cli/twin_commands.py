@@ -8,9 +8,11 @@ import numpy as np
 import typer
 
 from dpvim import _validate
+from dpvim.checkpoints import forget
 from dpvim.cli.common import plain_errors, print_json
 from dpvim.cli.options import (
     AsJson,
+    Checkpoint,
     ChosenClipNorm,
     ChosenSteps,
     ClipNorm,
@@ -189,6 +191,7 @@ def synth(
     ledger: LedgerOption = None,
     purpose: Purpose = None,
     seed: PrivateSeed = None,
+    checkpoint: Checkpoint = None,
     dry_run: DryRun = False,
 ) -> None:
     """Learn a private model of a table and draw synthetic twins of it.
@@ -228,6 +231,7 @@ def synth(
             relation=relation,
             seed=seed,
             group_by=person,
+            checkpoint=checkpoint,
         )
         budget: dict[str, Any] = {
             "epsilon": epsilon,
@@ -244,6 +248,8 @@ def synth(
             twin.write_into(folder, not_for_release=seed is not None)
             (folder / "command.txt").write_text(command_line() + "\n", encoding="utf-8")
         # From here on the budget is spent and its result is safe.
+        if checkpoint is not None:
+            forget(checkpoint)
         typer.echo(str(twin.privacy))
         typer.echo(
             f"\n{output}: the fit is saved. If drawing the tables is interrupted, go on with: "

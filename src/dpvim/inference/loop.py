@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from dpvim._compile import single_precision
 from dpvim.inference.engine import Engine, Info, State
 from dpvim.inference.families import Params
 from dpvim.inference.monitor import UNMONITORED, RunMonitor
+from dpvim.inference.progress import NOBODY, Keeper, Progress
 from dpvim.inference.release_sums import Collector, ReleaseSums
 from dpvim.inference.steering import SteeredReleases, Steering
 from dpvim.inference.trace import Trace
@@ -63,34 +64,53 @@ def run(
     trace_every: int,
     monitor: RunMonitor = UNMONITORED,
     steering: Steering | None = None,
+    keeper: Keeper = NOBODY,
 ) -> Run:
     """Take `num_steps` steps from `state`, or fewer if `monitor` says so; see `monitoring`.
 
-    With `steering` parameters are its own, and change at the end of its windows.
+    With `steering` parameters are its own, and change at the end of its windows. If `keeper` has
+    progress of this very run, it goes on from there; progress is kept between chunks, and at the
+    end.
 
     Guarantees:
         Takes no step that the plan does not pay for. The result does not depend on how the steps
-        are cut into chunks.
+        are cut into chunks, or on where a run went on from what was kept of it: a step that is
+        taken again has the same batch and the same noise, so it releases the same.
     """
     _check_budget(engine, int(state.step), num_steps)
     source = engine.source(num_rows_of(data), streams)
     data = engine.prepare(data)
     capacity = _chunk_capacity(engine, source.batch_size, trace_every, num_steps)
     observer = _observer(engine, steering)
+    before = keeper.load(state)
+    if before is not None:
+        observer.go_on(before.observed)
+        if before.position:
+            source.move_to(before.position)
+
+    def draw(length: int, capacity: int) -> _Drawn:
+        rows, noise = source.draw(length, capacity)
+        return _Drawn(rows, noise, {} if keeper is NOBODY else source.position())
+
+    def keep(state: State, trace: Trace, position: Mapping[str, np.ndarray]) -> None:
+        keeper.keep(Progress(state, trace, observer.progress(), position))
 
     def observe(state: State, first: int, length: int, released: Info | None) -> State:
         return state._replace(params=observer.add(state.params, first, length, released))
 
     state, steps, snapshots = _loop(
         functools.partial(engine.run_chunk, data=data),
-        source.draw,
-        state,
+        draw,
+        state if before is None else before.state,
         span=(int(state.step), num_steps),
         capacity=capacity,
         trace_every=trace_every,
         monitor=monitor,
         observe=observe,
         steps_left=observer.steps_left,
+        before=None if before is None else before.trace,
+        is_due=keeper.is_due,
+        keep=None if keeper is NOBODY else keep,
     )
     return Run(state, Trace.stack(steps, snapshots), *observer.total())
 
@@ -127,9 +147,10 @@ def run_many(
     sources = [engine.source(num_rows_of(one), each) for each in streams]
     data = jax.vmap(engine.prepare)(data) if stacked else engine.prepare(data)
 
-    def draw(length: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    def draw(length: int, capacity: int) -> _Drawn:
         drawn = [source.draw(length, capacity) for source in sources]
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *drawn)
+        rows, noise = (np.stack(each) for each in zip(*drawn, strict=True))
+        return _Drawn(rows, noise, {})
 
     capacity = _chunk_capacity(engine, sources[0].batch_size, trace_every, num_steps)
     run_chunks = engine.run_chunks_apart if stacked else engine.run_chunks
@@ -184,11 +205,15 @@ class _Observer(NamedTuple):
         add: ``(params, first step, length, released) ->`` the parameters to go on with.
         steps_left: ``step ->`` the most steps that the next chunk may have.
         total: What is kept of the releases, and what steered the run.
+        progress: Everything that changes as the run goes on.
+        go_on: Goes on from the progress of another one that was made alike.
     """
 
     add: Callable[[Params, int, int, Info | None], Params]
     steps_left: Callable[[int], int]
     total: Callable[[], tuple[ReleaseSums | SteeredReleases | None, Steering | None]]
+    progress: Callable[[], dict[str, np.ndarray]]
+    go_on: Callable[[Mapping[str, np.ndarray]], None]
 
 
 def _observer(engine: Engine, steering: Steering | None) -> _Observer:
@@ -199,6 +224,8 @@ def _observer(engine: Engine, steering: Steering | None) -> _Observer:
             functools.partial(_steer, engine, steering),
             steering.steps_left,
             lambda: (steering.releases(), steering),
+            steering.progress,
+            steering.go_on,
         )
     collector = None
     if engine.variant.releases_gradient:
@@ -209,8 +236,13 @@ def _observer(engine: Engine, steering: Steering | None) -> _Observer:
             collector.add(first, length, *released)
         return params
 
-    total = None if collector is None else collector.total
-    return _Observer(add, lambda step: engine.plan.num_steps, lambda: (total and total(), None))
+    def no_limit(step: int) -> int:
+        return engine.plan.num_steps
+
+    if collector is None:
+        return _Observer(add, no_limit, lambda: (None, None), dict, lambda progress: None)
+    total, progress, go_on = collector.total, collector.progress, collector.go_on
+    return _Observer(add, no_limit, lambda: (total(), None), progress, go_on)
 
 
 def _steer(
@@ -232,9 +264,17 @@ def placed(engine: Engine, steering: Steering) -> Params:
     return engine.family.place(centre, factor)
 
 
+class _Drawn(NamedTuple):
+    """Batches and noise of a chunk, and the position in their streams after it."""
+
+    rows: np.ndarray
+    noise: np.ndarray
+    position: Mapping[str, np.ndarray]
+
+
 def _loop(
     run_chunk: Callable[..., tuple[State, Params, Info | None]],
-    draw: Callable[[int, int], tuple[np.ndarray, np.ndarray]],
+    draw: Callable[[int, int], _Drawn],
     state: State,
     *,
     span: tuple[int, int],
@@ -244,28 +284,39 @@ def _loop(
     observe: Callable[[State, int, int, Info | None], State],
     steps_left: Callable[[int], int],
     axis: int = 0,
+    before: Trace | None = None,
+    is_due: Callable[[], bool] = NOBODY.is_due,
+    keep: Callable[[State, Trace, Mapping[str, np.ndarray]], None] | None = None,
 ) -> tuple[State, list[int], list[Params]]:
     """Chunk after chunk until the span is done or the monitor says stop.
 
     Returns the last state, the numbers of the steps with a snapshot, and the snapshots in pieces,
     which have their snapshots along `axis`. `observe` sees the releases of every chunk and returns
-    the state to go on with; no chunk has more than `steps_left` steps.
+    the state to go on with; no chunk has more than `steps_left` steps. With `before`, the trace of
+    steps that were taken before, the state is the one after them. `keep` gets the progress when it
+    `is_due`, and at the end.
     """
     first, num_steps = span
 
     def one_snapshot(params: Params) -> Params:
         return jax.tree.map(lambda leaf: np.expand_dims(np.asarray(leaf), axis), params)
 
-    steps, snapshots = [first], [one_snapshot(state.params)]
-    done, pace = 0, _Pace(capacity)
+    steps, snapshots, done = [first], [one_snapshot(state.params)], 0
+    if before is not None:
+        steps, snapshots, done = before.steps.tolist(), [before.params], int(state.step) - first
+        monitor.advance(done)
+    pace = _Pace(capacity)
+
+    def next_length(left: int) -> int:
+        return min(pace.next_length(), left, steps_left(first + num_steps - left)) if left else 0
+
     with ThreadPoolExecutor(1, "dpvim-source") as background:
-        length = min(pace.next_length(), num_steps, steps_left(first))
+        length = next_length(num_steps - done)
         drawing = background.submit(draw, length, capacity)
         while done < num_steps and not monitor.stopped():
-            (rows, noise), this_length = drawing.result(), length
-            length = min(pace.next_length(), num_steps - done - this_length)
+            drawn, this_length = drawing.result(), length
+            length = next_length(num_steps - done - this_length)
             if length > 0:
-                length = min(length, steps_left(first + done + this_length))
                 drawing = background.submit(draw, length, capacity)
             start = first + done
             ends, is_snapshot = _segments(start, this_length, trace_every, first + num_steps)
@@ -274,7 +325,7 @@ def _loop(
             monitor.begin(this_length)
             began = time.perf_counter()
             state, seen, released = jax.block_until_ready(
-                run_chunk(state, rows=rows, noise=noise, bounds=bounds)
+                run_chunk(state, rows=drawn.rows, noise=drawn.noise, bounds=bounds)
             )
             pace.record(this_length, time.perf_counter() - began)
             done += this_length
@@ -285,6 +336,12 @@ def _loop(
             )
             state = observe(state, start, this_length, released)
             monitor.advance(this_length)
+            is_over = done == num_steps
+            if keep is not None and (is_over or monitor.stopped() or is_due()):
+                snapshots = [Trace.stack(steps, snapshots).params]
+                # At the end nothing secret is left to go on with.
+                position = {} if is_over else drawn.position
+                keep(state, Trace(np.asarray(steps), snapshots[0]), position)
     if steps[-1] != first + done:  # interrupted between two snapshots
         steps.append(first + done)
         snapshots.append(one_snapshot(state.params))

@@ -12,6 +12,7 @@ the place. All of it is post-processing of DP outputs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -144,6 +145,25 @@ class Collector:
         """The sums of all steps so far, at the end of a run."""
         self._sum_up()
         return self._sums
+
+    def progress(self) -> dict[str, np.ndarray]:
+        """Everything that changes as a run goes on; `go_on` takes it."""
+        waiting = self._end - self._first
+        sums = {f"sums.{name}": array for name, array in self._sums._asdict().items()}
+        return {
+            **sums,
+            "span": np.array([self._first, self._end]),
+            "points": self._points[:waiting],
+            "releases": self._releases[:waiting],
+        }
+
+    def go_on(self, progress: Mapping[str, np.ndarray]) -> None:
+        """Go on from the `progress` of a collector that was made alike."""
+        self._sums = ReleaseSums(*(progress[f"sums.{name}"] for name in self._sums._fields))
+        self._first, self._end = map(int, progress["span"])
+        waiting = self._end - self._first
+        self._points[:waiting] = progress["points"]
+        self._releases[:waiting] = progress["releases"]
 
     def _end_of_block(self, step: int) -> int:
         """Blocks end at multiples of their length, and where a window ends."""

@@ -19,6 +19,7 @@ in double precision.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -136,6 +137,22 @@ class Steering:
             informed=self._informed.astype(float),
             width=np.array(self._width),
         )
+
+    def progress(self) -> dict[str, np.ndarray]:
+        """Everything that changes as a run goes on; `go_on` takes it."""
+        parts = [np.concatenate(each) for each in zip(*self._rows, strict=True)]
+        rows = dict(zip(("points", "releases"), parts, strict=False))
+        sums = {f"sums.{name}": array for name, array in self._sums._asdict().items()}
+        belief = {f"belief.{name}": array for name, array in self._belief._asdict().items()}
+        return {"done": np.array(self._done), **sums, **belief, **rows}
+
+    def go_on(self, progress: Mapping[str, np.ndarray]) -> None:
+        """Go on from the `progress` of a steering that was made alike."""
+        self._done = int(progress["done"])
+        self._sums = SteeredReleases(*(progress[f"sums.{name}"] for name in self._sums._fields))
+        self._belief = Belief(*(progress[f"belief.{name}"] for name in self._belief._fields))
+        has_rows = "points" in progress
+        self._rows = [(progress["points"], progress["releases"])] if has_rows else []
 
     def _finish(self, window: Window, points: np.ndarray, releases: np.ndarray) -> None:
         plan, dim = self._plan, len(self._informed)

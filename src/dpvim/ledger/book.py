@@ -281,8 +281,13 @@ class Ledger:
         delta: float | None = None,
         mechanism: str = GRADIENTS,
         seeded: bool = False,
+        ids: Sequence[str] | None = None,
     ) -> list[Booking]:
-        """Pay for several releases at once, or for none of them; arguments as in `book`."""
+        """Pay for several releases at once, or for none of them; arguments as in `book`.
+
+        With `ids` of the caller's, which are random, a release that is booked under one already
+        is paid for: the process that booked it may have been killed before it knew.
+        """
         purpose = _text("purpose", purpose)
         _validate.one_of("mechanism", mechanism, (GRADIENTS, COUNTS))
         if seeded and not self.allow_seeds:
@@ -302,6 +307,9 @@ class Ledger:
         own = [plan.epsilon(delta) for plan in plans]
         with storage.opened(self.path, write=True) as file:
             state = _state(self.path, file.contents)
+            found = {each.booked.id: each.booked for each in state.releases}
+            if ids is not None and set(ids) <= set(found):
+                return [self._same(found[id], job) for id, job in zip(ids, jobs, strict=True)]
             new: list[Entry] = []
             if digest is not None and not _check_data(self.path, state, digest):
                 new.append(_bound(self.path, digest, "the data of the first booking"))
@@ -311,7 +319,7 @@ class Ledger:
             if affordable:
                 booked = [
                     Booked(
-                        id=secrets.token_hex(4),
+                        id=secrets.token_hex(4) if ids is None else ids[i],
                         purpose=purpose,
                         mechanism=mechanism,
                         plan=dataclasses.asdict(job.plan),
@@ -330,6 +338,15 @@ class Ledger:
         if not affordable:
             raise BudgetExceededError(self._refusal(spent, plans, total, delta))
         return [Booking(self, each.id, each.steps) for each in booked]
+
+    def _same(self, booked: Booked, job: Job) -> Booking:
+        """A booking that was made before, for the very same release."""
+        if (booked.plan, booked.runs) != (dataclasses.asdict(job.plan), job.runs):
+            raise LedgerError(
+                f"{self.path}: the booking {booked.id} is that of a release with another plan. Use "
+                "another checkpoint for this one."
+            )
+        return Booking(self, booked.id, booked.steps)
 
     def check_affordable(self, plan: PrivacyPlan, *, delta: float | None = None) -> float:
         """The total after a release with this plan. Nothing is booked.

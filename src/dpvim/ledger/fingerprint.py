@@ -8,7 +8,6 @@ data; with key and data it tells whether they are the same, and nothing else.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 import secrets
 import stat
@@ -19,11 +18,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpvim.fingerprint import data_digest, file_digest, keyed_fingerprint
 from dpvim.ledger.entries import LedgerError
 from dpvim.types import PrivacyWarning
 
 _KEY_BYTES = 32
-_FILE_PIECE = 2**20
 
 
 def digest_of(data: Any) -> bytes:
@@ -34,53 +33,19 @@ def digest_of(data: Any) -> bytes:
             and tuples as `dpvim.fit` takes them, by their values in single precision.
     """
     if isinstance(data, str | os.PathLike):
-        return _of_file(Path(data))
-    total = hashlib.sha256(b"arrays")
-    for leaf in jax.tree.leaves(data):
-        total.update(_of_table(leaf) if hasattr(leaf, "columns") else _of_array(leaf))
-    return total.digest()
+        return file_digest(Path(data))
+    leaves = [leaf if hasattr(leaf, "columns") else _plain(leaf) for leaf in jax.tree.leaves(data)]
+    return data_digest(leaves)
 
 
-def _of_file(path: Path) -> bytes:
-    total = hashlib.sha256(b"file")
-    with path.open("rb") as file:
-        while piece := file.read(_FILE_PIECE):
-            total.update(piece)
-    return total.digest()
-
-
-def _of_array(leaf: Any) -> bytes:
+def _plain(leaf: Any) -> np.ndarray:
+    """Numbers as fits hold them, so that the same ones in another precision are the same."""
     array = np.asarray(leaf)
     kinds = {"f": np.float32, "i": np.int32, "u": np.int32, "b": np.bool_}
-    if array.dtype.kind in kinds:
-        # As fits hold them, so that the same numbers in another precision are the same.
-        with np.errstate(over="ignore"):
-            return _of_values(array.astype(kinds[array.dtype.kind]))
-    return _of_values(array)
-
-
-def _of_table(table: Any) -> bytes:
-    total = hashlib.sha256(b"table")
-    for name in table.columns:
-        total.update(hashlib.sha256(str(name).encode("utf-8", "backslashreplace")).digest())
-        column = np.asarray(table[name])
-        total.update(_of_values(column))
-    return total.digest()
-
-
-def _of_values(array: np.ndarray) -> bytes:
-    """Type, shape and values; those that are no numbers by how they are written."""
-    if array.dtype.kind not in "biufM":
-        texts = [
-            repr(value).encode("utf-8", "backslashreplace") for value in array.ravel().tolist()
-        ]
-        content = b"".join(len(text).to_bytes(8, "little") + text for text in texts)
-        kind = "text"
-    else:
-        content = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<")).tobytes()
-        kind = array.dtype.newbyteorder("<").str
-    head = f"{kind} {array.shape} ".encode()
-    return hashlib.sha256(head + content).digest()
+    if array.dtype.kind not in kinds:
+        return array
+    with np.errstate(over="ignore"):
+        return array.astype(kinds[array.dtype.kind])
 
 
 class Key:
@@ -96,7 +61,7 @@ class Key:
 
     def fingerprint(self, digest: bytes) -> str:
         """The fingerprint of data with this digest."""
-        return hmac.new(self._secret, b"dpvim ledger data" + digest, hashlib.sha256).hexdigest()
+        return keyed_fingerprint(self._secret, b"dpvim ledger data" + digest)
 
     def __repr__(self) -> str:
         return f"Key({self.name!r})"

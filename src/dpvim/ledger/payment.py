@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from dpvim.ledger.book import Job, Ledger
+from dpvim.ledger.book import Booking, Job, Ledger
 from dpvim.privacy.statement import GRADIENTS
 
 
@@ -29,6 +29,28 @@ class Tally:
     def add(self, steps: int) -> None:
         with self._lock:
             self.steps += steps
+
+
+def book_once(
+    account: Account,
+    job: Job,
+    *,
+    id: str,
+    data: Any,
+    seeded: bool = False,
+    mechanism: str = GRADIENTS,
+) -> Booking:
+    """Book a run that several processes may continue; they find its booking under `id`."""
+    (booking,) = account.ledger.book_all(
+        [job],
+        purpose=account.purpose,
+        data=data,
+        delta=account.delta,
+        mechanism=mechanism,
+        seeded=seeded,
+        ids=[id],
+    )
+    return booking
 
 
 @contextmanager

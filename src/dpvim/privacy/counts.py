@@ -27,7 +27,7 @@ from jaxtyping import Int
 
 from dpvim.privacy.noise import rounded_gaussian
 from dpvim.privacy.plan import PrivacyPlan
-from dpvim.privacy.randomness import SecretStreams
+from dpvim.privacy.randomness import SecretStreams, move_to, position_of
 from dpvim.types import BudgetExceededError
 
 Codes: TypeAlias = Int[np.ndarray, "rows columns"]
@@ -138,6 +138,21 @@ class CountMechanism:
         self._spend(share)
         counts = count_cells(self._table(), cells, marginals)
         return [self._noisy(*each) for each in zip(marginals, counts, weights, strict=True)]
+
+    def position(self) -> np.ndarray:
+        """Position in the stream of noise, for checkpoints alone; secret."""
+        return position_of(self._generator)
+
+    def skip(self, share: float, position: np.ndarray | None) -> None:
+        """Count a round as spent that this run released before it crashed, and was kept.
+
+        Args:
+            share: Of the round.
+            position: In the stream of noise after it; None if no round will follow.
+        """
+        self._spend(share)
+        if position is not None:
+            move_to(self._generator, position)
 
     @property
     def share_spent(self) -> float:

@@ -8,9 +8,11 @@ the integers is the Gaussian mechanism followed by rounding, and no low-order bi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from dpvim.privacy.randomness import SecretStreams
+from dpvim.privacy.randomness import SecretStreams, move_to, position_of
 
 
 class RoundedGaussianNoise:
@@ -33,6 +35,14 @@ class RoundedGaussianNoise:
             return np.zeros((num_steps, self._size), dtype=np.int32)
         shape = (num_steps, self._size)
         return rounded_gaussian(self._generator, self._stddev_in_grids, shape).astype(np.int32)
+
+    def position(self) -> dict[str, np.ndarray]:
+        """Position in the stream, to go on from with the same key; secret."""
+        return {"noise": position_of(self._generator)}
+
+    def move_to(self, position: Mapping[str, np.ndarray]) -> None:
+        """Go on from a position."""
+        move_to(self._generator, position["noise"])
 
 
 def rounded_gaussian(

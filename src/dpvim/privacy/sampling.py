@@ -14,9 +14,11 @@ at a time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from dpvim.privacy.randomness import SecretStreams
+from dpvim.privacy.randomness import SecretStreams, move_to, position_of
 
 _BLOCK = 4096
 # A block of gaps must not overflow 64 bits. Longer gaps end where no run comes: at the smallest
@@ -82,6 +84,22 @@ class PoissonSampler:
         if self._shuffle is not None:
             self._shuffle.permuted(rows, axis=1, out=rows)
         return rows
+
+    def position(self) -> dict[str, np.ndarray]:
+        """Position in the streams, to go on from with the same keys; secret."""
+        found = {name: position_of(stream) for name, stream in self._streams().items()}
+        return found | {"places": self._places.copy(), "last_place": np.array(self._last_place)}
+
+    def move_to(self, position: Mapping[str, np.ndarray]) -> None:
+        """Go on from a position."""
+        for name, stream in self._streams().items():
+            move_to(stream, position[name])
+        self._places = position["places"].astype(np.int64)
+        self._last_place = int(position["last_place"])
+
+    def _streams(self) -> dict[str, np.random.Generator]:
+        streams = {"gaps": self._gaps, "truncation": self._truncation}
+        return streams if self._shuffle is None else streams | {"shuffle": self._shuffle}
 
     def _extend_to(self, end: int) -> None:
         new = [self._places]

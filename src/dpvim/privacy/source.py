@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ class BatchNoiseSource:
 
     Guarantees:
         No noise is handed out twice: a source cannot be copied, stored, or used by a process
-        other than the one that made it.
+        other than the one that made it. Its `position` goes into checkpoints alone, from which
+        one run goes on, on the same data (`dpvim.checkpoints`).
     """
 
     def __init__(
@@ -57,6 +59,17 @@ class BatchNoiseSource:
             drawn = (rows, self._noise.draw(num_steps))
         more = [(0, capacity - num_steps), (0, 0)]
         return np.pad(drawn[0], more), np.pad(drawn[1], more)
+
+    def position(self) -> dict[str, np.ndarray]:
+        """Position in the streams after what was drawn so far; secret."""
+        with self._lock:
+            return self._sampler.position() | self._noise.position()
+
+    def move_to(self, position: Mapping[str, np.ndarray]) -> None:
+        """Go on from the position of a source with the same streams."""
+        with self._lock:
+            self._sampler.move_to(position)
+            self._noise.move_to(position)
 
     def __reduce__(self) -> Any:
         raise TypeError("a source of noise is not copied or stored: noise would be used twice.")

@@ -6,15 +6,19 @@ with the choices is said before the table is read.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from dpvim import _validate
+from dpvim import _validate, checkpoints
+from dpvim.fingerprint import data_digest, file_digest
 from dpvim.fitting import fit as fit_model
 from dpvim.ledger.book import Ledger
 from dpvim.ledger.payment import Account
@@ -22,6 +26,8 @@ from dpvim.options import Budget, FitOptions
 from dpvim.privacy.counts import counts_plan
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams
+from dpvim.resumable import refuse_checkpoint_of_persons
+from dpvim.serialization import plan_to_json
 from dpvim.synthesis.constrained import check_possible
 from dpvim.synthesis.encoding import EncodedTable, encode
 from dpvim.synthesis.marginals.fit import fit_marginals
@@ -40,7 +46,7 @@ DEFAULT_CLIP_NORM = 2.0
 DEFAULT_LEARNING_RATE = 2e-2
 DEFAULT_STEPS = 4000
 # What a twin from counts has of the options of a fit.
-_OPTIONS_OF_COUNTS = ("relation", "seed", "progress")
+_OPTIONS_OF_COUNTS = ("relation", "seed", "progress", "checkpoint")
 
 Source: TypeAlias = pd.DataFrame | str | Path
 """A table, or a file that holds one."""
@@ -81,8 +87,8 @@ def synthesize(
             for a model of your own).
         components: Number of mixture components. Default: with ``marginals`` 512 or 1024 points of
             the latent traits, with ``dpvi`` 10.
-        num_examples, fit_options: As in `dpvim.fit`; with ``marginals`` ``relation``, ``seed`` and
-            ``progress`` alone.
+        num_examples, fit_options: As in `dpvim.fit`; with ``marginals`` ``relation``, ``seed``,
+            ``progress`` and ``checkpoint`` alone.
         group_by: A column of the table, and not of the schema, with the ids of persons who may
             have several rows. One row of each, chosen by secret coins, is used: persons instead of
             rows are protected, and a row of the twin stands for a person.
@@ -132,7 +138,7 @@ class CountSynthesizer:
     Attributes:
         schema: The table's columns.
         target, components: As in `synthesize`.
-        relation, seed, progress: As in `dpvim.fit`.
+        relation, seed, progress, checkpoint: As in `dpvim.fit`.
         group_by: The column of persons' ids, as in `synthesize`.
     """
 
@@ -143,12 +149,14 @@ class CountSynthesizer:
     seed: int | None = None
     progress: bool | None = None
     group_by: str | None = None
+    checkpoint: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if self.target is not None:
             _validate.one_of("target", self.target, self.schema.names)
         if self.components is not None:
             _validate.positive_int("components", self.components)
+        refuse_checkpoint_of_persons(self.checkpoint, self.group_by)
 
     def plan(self, num_rows: int, *, epsilon: float, delta: float | None = None) -> PrivacyPlan:
         """The plan for so many rows, calibrated. It needs no data."""
@@ -196,22 +204,46 @@ class CountSynthesizer:
         booked_in = _ledger_of(ledger, purpose, source)
         pieces = pieces_of(source, self.schema, self.group_by, seed=self.seed, **reading)
         public_rows = sum(map(len, pieces())) if num_examples is None else num_examples
+        plan = self.plan(public_rows, epsilon=epsilon, delta=delta)
         delta = resolve_delta(delta, public_rows)
         account = None
         if booked_in is not None:
             account = Account(booked_in, purpose or _PURPOSE, delta)
-        fitted = fit_marginals(
-            lambda: (encode(piece, self.schema) for piece in pieces()),
-            self.schema,
-            self.plan(public_rows, epsilon=epsilon, delta=delta),
-            delta=delta,
-            target=self.target,
-            components=self.components,
-            seed=self.seed,
-            progress=self.progress,
-            account=account,
-        )
+        with self._checkpoint(source, plan, delta, reading) as checkpoint:
+            fitted = fit_marginals(
+                lambda: (encode(piece, self.schema) for piece in pieces()),
+                self.schema,
+                plan,
+                delta=delta,
+                target=self.target,
+                components=self.components,
+                seed=self.seed,
+                progress=self.progress,
+                account=account,
+                checkpoint=checkpoint,
+            )
         return Twin(self.schema, fitted, None, public_rows)
+
+    @contextlib.contextmanager
+    def _checkpoint(
+        self, source: Source, plan: PrivacyPlan, delta: float, reading: dict[str, Any]
+    ) -> Iterator[checkpoints.Checkpoint | None]:
+        """The checkpoint, if one was asked for, of a run with all that was chosen."""
+        if self.checkpoint is None:
+            yield None
+            return
+        options: Any = [self.target, self.components, self.seed, reading]
+        question = {
+            "plan": json.dumps({**plan_to_json(plan), "delta": delta}, sort_keys=True),
+            "options": data_digest(options).hex(),
+            "schema": data_digest(self.schema.to_toml()).hex(),
+        }
+        if isinstance(source, pd.DataFrame):
+            digest = data_digest(source[[name for name in self.schema.names if name in source]])
+        else:
+            digest = file_digest(source)
+        with checkpoints.opened(self.checkpoint, question, digest) as checkpoint:
+            yield checkpoint
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,8 +16,9 @@ import pandas as pd
 
 from dpvim import archives
 from dpvim._progress import ProgressBar, show_progress
+from dpvim.checkpoints import Checkpoint
 from dpvim.ledger.book import Job
-from dpvim.ledger.payment import Account, Tally, paid
+from dpvim.ledger.payment import Account, Tally, book_once, paid
 from dpvim.privacy.counts import CountMechanism, NoisyMarginal
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams
@@ -31,6 +32,7 @@ from dpvim.serialization import (
 from dpvim.svi import warn_of_seed
 from dpvim.synthesis.encoding import EncodedTable
 from dpvim.synthesis.marginals.grids import Groups, grid_of
+from dpvim.synthesis.marginals.kept import KeptRounds
 from dpvim.synthesis.marginals.mixture import Mixture, draw_cells, expected_counts
 from dpvim.synthesis.marginals.pair_counts import unexplained_shares
 from dpvim.synthesis.marginals.release import Design, Releases, codes_of, design, release
@@ -221,6 +223,7 @@ def fit_marginals(
     seed: int | None = None,
     progress: bool | None = None,
     account: Account | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> MarginalFit:
     """Release counts of a table, and fit a model to them.
 
@@ -234,6 +237,7 @@ def fit_marginals(
         seed: For tests only: the result has no privacy guarantee.
         progress: Show a progress bar; None asks the terminal.
         account: What the release is booked in before it is made, if anything; it knows the data.
+        checkpoint: Keeps the counts of every round; what is fitted to them is fitted again.
     """
     warn_of_seed(plan, seed, stacklevel=5)
     wanted = design(schema, plan, target=target)
@@ -241,8 +245,13 @@ def fit_marginals(
     def pieces() -> Iterator[np.ndarray]:
         return (codes_of(table, schema, wanted.grids) for table in tables())
 
-    mechanism = CountMechanism(plan, SecretStreams(seed), pieces)
-    releases = _paid_release(mechanism, wanted, account, seeded=seed is not None)
+    seeded = seed is not None
+    if checkpoint is None:
+        mechanism = CountMechanism(plan, SecretStreams(seed), pieces)
+        releases = _paid_release(mechanism, wanted, account, seeded=seeded)
+    else:
+        mechanism = CountMechanism(plan, checkpoint.streams(seed), pieces)
+        releases = _kept_release(mechanism, wanted, account, checkpoint, seeded=seeded)
     privacy = PrivacyStatement.of(
         plan,
         delta=delta,
@@ -252,7 +261,8 @@ def fit_marginals(
         mechanism=COUNTS,
     )
     # What the counts are fitted from protects nothing.
-    start = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    entropy = checkpoint.start if checkpoint is not None and seed is None else seed
+    start = int(np.random.SeedSequence(entropy).generate_state(1)[0])
     show = show_progress(progress)
     with ProgressBar(NUM_FITS, show=show, label="fitting", unit="fits") as bar:
         counts = releases.counts
@@ -276,6 +286,29 @@ def _paid_release(
             return release(mechanism, wanted)
         finally:
             tally.add(int(mechanism.share_spent > 0))
+
+
+def _kept_release(
+    mechanism: CountMechanism,
+    wanted: Design,
+    account: Account | None,
+    checkpoint: Checkpoint,
+    *,
+    seeded: bool,
+) -> Releases:
+    """`release` with a checkpoint, booked under its id by the first process that comes here."""
+    booking = None
+    if account is not None:
+        job = Job(mechanism.plan)
+        booking = book_once(
+            account, job, id=checkpoint.id, data=None, seeded=seeded, mechanism=COUNTS
+        )
+    rounds = KeptRounds(mechanism, checkpoint)
+    releases = release(rounds, wanted)
+    rounds.finish()
+    if booking is not None:
+        booking.settle_or_warn(1)
+    return releases
 
 
 def describe_release(wanted: Design, releases: Releases) -> str:

@@ -35,6 +35,7 @@ from dpvim.synthesis.marginals.grids import (
     redraw_probs,
     single_groups,
 )
+from dpvim.synthesis.marginals.kept import KeptRounds
 from dpvim.synthesis.marginals.pair_counts import PairCounts, gather
 from dpvim.synthesis.schema import Schema
 
@@ -155,7 +156,7 @@ def codes_of(table: EncodedTable, schema: Schema, grids: Sequence[Grid]) -> np.n
     return np.stack(columns, axis=1)
 
 
-def release(mechanism: CountMechanism, wanted: Design) -> Releases:
+def release(mechanism: CountMechanism | KeptRounds, wanted: Design) -> Releases:
     """Ask for the counts of a design, round by round."""
     singles, pairs = wanted.shares
     noisy: list[NoisyMarginal] = []
@@ -178,7 +179,7 @@ def release(mechanism: CountMechanism, wanted: Design) -> Releases:
     return Releases(wanted.grids, tuple(groups), tuple(noisy), _num_rows(mechanism, noisy))
 
 
-def _num_rows(mechanism: CountMechanism, noisy: Sequence[NoisyMarginal]) -> float:
+def _num_rows(mechanism: CountMechanism | KeptRounds, noisy: Sequence[NoisyMarginal]) -> float:
     """The number of records if it is public, else what the counts say it is."""
     plan = mechanism.plan
     if not plan.num_rows_is_private:
