@@ -14,6 +14,7 @@ first table taken at face value, `pooled` for all tables by Rubin's rules (dpvim
 from __future__ import annotations
 
 import itertools
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -125,7 +126,14 @@ def _features(frame: pd.DataFrame, table: Table) -> np.ndarray:
 # -- intervals
 
 
-def estimates(table: Table, frame: pd.DataFrame, formula: str, family: str) -> pd.DataFrame:
+class Described(Protocol):
+    """Anything with a schema: tables of the comparison, and those of coverage trials."""
+
+    @property
+    def schema(self) -> Schema: ...
+
+
+def estimates(table: Described, frame: pd.DataFrame, formula: str, family: str) -> pd.DataFrame:
     """Estimates with their 95 % intervals on one table, taken at face value."""
     fit = glm.fit_table(_plain(frame), formula, family, _layout(table))
     if fit["failure"]:
@@ -158,7 +166,7 @@ def intervals(
                 if way == "one":
                     ends = estimates(table, _plain(shown), formula, family)
                 elif len(tables) > 1:
-                    ends = _pooled(table, plain, formula, family, len(original))
+                    ends = pooled(table, plain, formula, family, len(original))
                 else:
                     continue
             except FailedFitsError as error:
@@ -172,8 +180,8 @@ def intervals(
     return found | {"failed": "; ".join(failed)}
 
 
-def _pooled(
-    table: Table, tables: list[pd.DataFrame], formula: str, family: str, num_rows: int
+def pooled(
+    table: Described, tables: list[pd.DataFrame], formula: str, family: str, num_rows: int
 ) -> pd.DataFrame:
     found = analyze(
         tables,
@@ -187,7 +195,7 @@ def _pooled(
     return found.combined.to_frame()
 
 
-def _layout(table: Table) -> glm.Layout:
+def _layout(table: Described) -> glm.Layout:
     texts = [c for c in table.schema.columns if isinstance(c, Levelled) and c.level_type is str]
     levels = {column.name: column.levels for column in texts}
     return glm.Layout(levels=levels, dates=table.schema.dates, missing=None)

@@ -70,11 +70,11 @@ class Table(NamedTuple):
         }
 
 
-def _levels(kind: type, names: str, *levels: Level, **more: Any) -> list[AnyColumn]:
+def levels(kind: type, names: str, *levels: Level, **more: Any) -> list[AnyColumn]:
     return [kind(name=name, levels=levels, reviewed=True, **more) for name in names.split()]
 
 
-def _number(kind: type, name: str, *bounds: float, **more: Any) -> AnyColumn:
+def number(kind: type, name: str, *bounds: float, **more: Any) -> AnyColumn:
     named = zip(("lower", "upper") if len(bounds) == 2 else ("upper",), bounds, strict=True)
     return kind(name=name, reviewed=True, **dict(named), **more)
 
@@ -94,14 +94,14 @@ def _fair(_: int) -> pd.DataFrame:
 
 _FAIR = Schema(
     (
-        *_levels(Binary, "affair", "no", "yes"),
-        *_levels(Ordinal, "rate_marriage", 1, 2, 3, 4, 5),
-        *_levels(Ordinal, "age", "17.5", "22", "27", "32", "37", "42"),
-        *_levels(Ordinal, "yrs_married", "0.5", "2.5", "6", "9", "13", "16.5", "23"),
-        *_levels(Ordinal, "children", "0", "1", "2", "3", "4", "5.5"),
-        *_levels(Ordinal, "religious", 1, 2, 3, 4),
-        *_levels(Ordinal, "educ", 9, 12, 14, 16, 17, 20),
-        *_levels(Categorical, "occupation occupation_husb", 1, 2, 3, 4, 5, 6),
+        *levels(Binary, "affair", "no", "yes"),
+        *levels(Ordinal, "rate_marriage", 1, 2, 3, 4, 5),
+        *levels(Ordinal, "age", "17.5", "22", "27", "32", "37", "42"),
+        *levels(Ordinal, "yrs_married", "0.5", "2.5", "6", "9", "13", "16.5", "23"),
+        *levels(Ordinal, "children", "0", "1", "2", "3", "4", "5.5"),
+        *levels(Ordinal, "religious", 1, 2, 3, 4),
+        *levels(Ordinal, "educ", 9, 12, 14, 16, 17, 20),
+        *levels(Categorical, "occupation occupation_husb", 1, 2, 3, 4, 5, 6),
     )
 )
 
@@ -115,14 +115,14 @@ def _randhie(_: int) -> pd.DataFrame:
 
 _RANDHIE = Schema(
     (
-        _number(Count, "mdvis", 100),
-        _number(Real, "lncoins", 0, 5),
-        *_levels(Binary, "idp", 0, 1),
-        _number(Real, "lpi", 0, 8),
-        _number(Real, "fmde", 0, 9),
-        _number(Real, "physlm", 0, 1),
-        _number(Real, "disea", 0, 60),
-        *_levels(Binary, "hlthg hlthf hlthp", 0, 1),
+        number(Count, "mdvis", 100),
+        number(Real, "lncoins", 0, 5),
+        *levels(Binary, "idp", 0, 1),
+        number(Real, "lpi", 0, 8),
+        number(Real, "fmde", 0, 9),
+        number(Real, "physlm", 0, 1),
+        number(Real, "disea", 0, 60),
+        *levels(Binary, "hlthg hlthf hlthp", 0, 1),
     )
 )
 
@@ -145,22 +145,22 @@ _WORK = "working fulltime|working parttime|temp not working|unempl, laid off|ret
 _WORK += "|keeping house|other"
 _GSS = Schema(
     (
-        *_levels(Ordinal, "year", 1994, 1996, 1998, 2000, 2002, 2004, 2006),
-        *_levels(Categorical, "workstat", *_WORK.split("|"), nullable=True),
-        _number(Integer, "prestige", 10, 89, nullable=True),
-        *_levels(Binary, "divorce", "no", "yes", nullable=True),
-        *_levels(Binary, "widowed", "iap", "yes", nullable=True),
-        _number(Integer, "educ", 0, 20, nullable=True),
-        *_levels(Categorical, "reg16", *_REGIONS.split("|"), "foreign"),
-        *(_number(Count, name, 8, nullable=True) for name in ("babies", "preteen", "teens")),
-        *_levels(Ordinal, "income", *_INCOMES.split("|"), nullable=True),
-        *_levels(Categorical, "region", *_REGIONS.split("|")),
-        *_levels(Ordinal, "attend", *_ATTENDANCE.split("|"), nullable=True),
-        *_levels(Ordinal, "happy", "not too happy", "pretty happy", "very happy"),
-        *_levels(Binary, "owngun", "iap", "yes", nullable=True),
-        _number(Integer, "tvhours", 0, 24, nullable=True),
-        *_levels(Binary, "mothfath16 gwbush00 gwbush04 unem10", 0, 1, nullable=True),
-        *_levels(Binary, "black female", 0, 1),
+        *levels(Ordinal, "year", 1994, 1996, 1998, 2000, 2002, 2004, 2006),
+        *levels(Categorical, "workstat", *_WORK.split("|"), nullable=True),
+        number(Integer, "prestige", 10, 89, nullable=True),
+        *levels(Binary, "divorce", "no", "yes", nullable=True),
+        *levels(Binary, "widowed", "iap", "yes", nullable=True),
+        number(Integer, "educ", 0, 20, nullable=True),
+        *levels(Categorical, "reg16", *_REGIONS.split("|"), "foreign"),
+        *(number(Count, name, 8, nullable=True) for name in ("babies", "preteen", "teens")),
+        *levels(Ordinal, "income", *_INCOMES.split("|"), nullable=True),
+        *levels(Categorical, "region", *_REGIONS.split("|")),
+        *levels(Ordinal, "attend", *_ATTENDANCE.split("|"), nullable=True),
+        *levels(Ordinal, "happy", "not too happy", "pretty happy", "very happy"),
+        *levels(Binary, "owngun", "iap", "yes", nullable=True),
+        number(Integer, "tvhours", 0, 24, nullable=True),
+        *levels(Binary, "mothfath16 gwbush00 gwbush04 unem10", 0, 1, nullable=True),
+        *levels(Binary, "black female", 0, 1),
     )
 )
 
@@ -168,7 +168,7 @@ _GSS = Schema(
 # -- population: simulated, with a truth
 
 
-def _population_truth() -> dict[str, pd.Series]:
+def population_truth() -> dict[str, pd.Series]:
     """True coefficients, and the outcome's mean in all and by sex, over all 61 600 cells."""
     known = population.truth()
     columns = ["centre", "age_group", "sex", "ethnicity", "deprivation", "education"]
@@ -213,22 +213,22 @@ _COUNTRIES += " Scotland Thailand Yugoslavia El-Salvador Trinadad&Tobago Peru Ho
 _COUNTRIES += " Holand-Netherlands"
 _ADULT = Schema(
     (
-        _number(Integer, "age", 17, 96),
-        *_levels(Categorical, "workclass", *_WORKCLASSES.split(), nullable=True),
-        _number(Real, "fnlwgt", 1e4, 2e6, scale="log", decimals=0),
-        *_levels(Categorical, "education", *_SCHOOLS.split()),
-        _number(Integer, "education_num", 1, 16),
-        *_levels(Categorical, "marital_status", *_MARITAL.split()),
-        *_levels(Categorical, "occupation", *_OCCUPATIONS.split(), nullable=True),
-        *_levels(Categorical, "relationship", *_RELATIONS.split()),
-        *_levels(Categorical, "race", *_RACES.split()),
-        *_levels(Binary, "sex", "Female", "Male"),
+        number(Integer, "age", 17, 96),
+        *levels(Categorical, "workclass", *_WORKCLASSES.split(), nullable=True),
+        number(Real, "fnlwgt", 1e4, 2e6, scale="log", decimals=0),
+        *levels(Categorical, "education", *_SCHOOLS.split()),
+        number(Integer, "education_num", 1, 16),
+        *levels(Categorical, "marital_status", *_MARITAL.split()),
+        *levels(Categorical, "occupation", *_OCCUPATIONS.split(), nullable=True),
+        *levels(Categorical, "relationship", *_RELATIONS.split()),
+        *levels(Categorical, "race", *_RACES.split()),
+        *levels(Binary, "sex", "Female", "Male"),
         # Most are zero: bins of counts get wider from zero on.
-        _number(Count, "capital_gain", 99_999),
-        _number(Count, "capital_loss", 9_999),
-        _number(Integer, "hours_per_week", 0, 99),
-        *_levels(Categorical, "native_country", *_COUNTRIES.split(), nullable=True),
-        *_levels(Binary, "income", "<=50K", ">50K"),
+        number(Count, "capital_gain", 99_999),
+        number(Count, "capital_loss", 9_999),
+        number(Integer, "hours_per_week", 0, 99),
+        *levels(Categorical, "native_country", *_COUNTRIES.split(), nullable=True),
+        *levels(Binary, "income", "<=50K", ">50K"),
     )
 )
 
@@ -251,18 +251,18 @@ _AIRPORTS += " MTJ MVY MYR OAK OKC OMA ORD ORF PBI PDX PHL PHX PIT PSE PSP PVD P
 _AIRPORTS += " SAN SAT SAV SBN SDF SEA SFO SJC SJU SLC SMF SNA SRQ STL STT SYR TPA TUL TVC TYS XNA"
 _FLIGHTS = Schema(
     (
-        *_levels(Ordinal, "month", *range(1, 13)),
-        _number(Integer, "day", 1, 31),
-        _number(Integer, "dep_time", 0, 23, nullable=True),
-        _number(Integer, "dep_delay", -60, 239, nullable=True),
-        _number(Integer, "arr_time", 0, 23, nullable=True),
-        _number(Integer, "arr_delay", -60, 239, nullable=True),
-        *_levels(Categorical, "carrier", *_CARRIERS.split()),
-        *_levels(Categorical, "origin", "EWR", "JFK", "LGA"),
-        *_levels(Categorical, "dest", *_AIRPORTS.split()),
-        _number(Integer, "air_time", 0, 719, nullable=True),
-        _number(Integer, "distance", 0, 4999),
-        _number(Integer, "hour", 0, 23),
+        *levels(Ordinal, "month", *range(1, 13)),
+        number(Integer, "day", 1, 31),
+        number(Integer, "dep_time", 0, 23, nullable=True),
+        number(Integer, "dep_delay", -60, 239, nullable=True),
+        number(Integer, "arr_time", 0, 23, nullable=True),
+        number(Integer, "arr_delay", -60, 239, nullable=True),
+        *levels(Categorical, "carrier", *_CARRIERS.split()),
+        *levels(Categorical, "origin", "EWR", "JFK", "LGA"),
+        *levels(Categorical, "dest", *_AIRPORTS.split()),
+        number(Integer, "air_time", 0, 719, nullable=True),
+        number(Integer, "distance", 0, 4999),
+        number(Integer, "hour", 0, 23),
     )
 )
 
@@ -310,7 +310,7 @@ TABLES = {
         family="poisson",
         mean="infected ~ 1",
         difference="infected ~ I(1.0 * (sex == 'male'))",
-        truth=_population_truth,
+        truth=population_truth,
     ),
     "adult": Table(
         load=_adult,

@@ -31,7 +31,7 @@ from dpvim.bridge.model import bridge
 from dpvim.bridge.persons import read_inputs, rows_of
 from dpvim.checking import Score, check_plan, score_records
 from dpvim.fitting import fit
-from dpvim.ledger.book import Job, Ledger
+from dpvim.ledger.book import Booking, Job, Ledger
 from dpvim.options import Budget, FitOptions, take
 from dpvim.posterior.from_trace import DivergedError
 from dpvim.privacy.accounting import epsilon_of
@@ -233,9 +233,10 @@ def tune(
     trials = Trials(chosen, plan, data, options, seed)
     names = list(chosen)
     if plan.repeats is None:
+        bookings: list[Booking] = []
         if ledger is not None:
             rows = rows_of(data, _keyword_data(options)).records
-            Ledger.of(ledger).book_all(
+            bookings = Ledger.of(ledger).book_all(
                 [Job(plan.fit_plan, len(names)), Job(plan.score_plan, len(names))],
                 purpose=purpose or f"choice among {len(names)} candidates",
                 data=rows,
@@ -249,6 +250,8 @@ def tune(
             for number, name in enumerate(names):
                 done.append(trials.run(number, name))
                 bar.advance(1)
+        for booking in bookings:
+            booking.settle_or_warn(booking.steps)
         scores = {each.name: each.score for each in done}
         return _chosen(max(done, key=_rank), scores, plan)
     # How many, and which: secret, and drawn before anything is known.

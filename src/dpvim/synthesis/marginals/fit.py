@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Int
 
 from dpvim import archives
 from dpvim._progress import ProgressBar, show_progress
@@ -129,22 +130,29 @@ class MarginalFit:
         evenly: bool,
     ) -> Callable[[int], EncodedTable]:
         def rows(num_rows: int) -> EncodedTable:
-            found = draw_cells(drawn, num_rows, rng, evenly=evenly)
-            table = EncodedTable({}, {})
-            for column, grid, groups, cells in zip(
-                self.schema.columns,
-                self.releases.grids,
-                all_groups,
-                found.T,
-                strict=True,
-            ):
-                values, missing = grid.values(groups.draw(cells, rng, evenly=evenly), rng)
-                table.values[column.name] = values
-                if missing is not None:
-                    table.missing[column.name] = missing
-            return table
+            cells = draw_cells(drawn, num_rows, rng, evenly=evenly)
+            return self.values_of(cells, all_groups, rng, evenly=evenly)
 
         return rows
+
+    def values_of(
+        self,
+        cells: Int[np.ndarray, "rows columns"],
+        all_groups: tuple[Groups, ...],
+        rng: np.random.Generator,
+        *,
+        evenly: bool,
+    ) -> EncodedTable:
+        """Records in these groups of cells: values are drawn within them."""
+        table = EncodedTable({}, {})
+        for column, grid, groups, own in zip(
+            self.schema.columns, self.releases.grids, all_groups, cells.T, strict=True
+        ):
+            values, missing = grid.values(groups.draw(own, rng, evenly=evenly), rng)
+            table.values[column.name] = values
+            if missing is not None:
+                table.missing[column.name] = missing
+        return table
 
     # -- files --------------------------------------------------------------------------------
 
