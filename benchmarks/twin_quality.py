@@ -5,6 +5,7 @@
     export DPVIM_DATA=../shared/data OMP_NUM_THREADS=1
     python benchmarks/twin_quality.py run --python /tmp/peers/bin/python   # resumable
     python benchmarks/twin_quality.py table                    # what docs/synthesis.md shows
+    python benchmarks/twin_quality.py doubts --tables fair     # pairs that dpvim's twin doubts
 
 Tables are those of twin_tables.py, measures those of twin_metrics.py. A table is split once: all
 methods see the same 80 %, which is the original that distances are measured to; classifiers are
@@ -33,6 +34,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import math
 import multiprocessing
@@ -48,7 +50,7 @@ import numpy as np
 import pandas as pd
 from twin_metrics import distances, intervals, utility
 from twin_peers import peak_memory
-from twin_tables import TABLES
+from twin_tables import TABLES, Table
 
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.synthesis.analysis.contingency import BinnedTable, bin_table, bins_of
@@ -209,10 +211,7 @@ def measure(run: Run) -> dict[str, Any]:
     """One row of the table."""
     warnings.simplefilter("ignore")
     table = TABLES[run.table]
-    # Values as the schema has them, so that nobody is blamed for what is declared.
-    frame = decode(encode(table.load(run.seed), table.schema), table.schema)
-    test = frame.sample(frac=TEST_SHARE, random_state=0)
-    original = frame.drop(index=test.index).reset_index(drop=True)
+    original, test = original_and_test(table, run.seed)
     row = {key: getattr(run, key) for key in KEY} | {"rows": len(original)}
     try:
         drawn = draw(run, original, table.schema)
@@ -231,6 +230,22 @@ def measure(run: Run) -> dict[str, Any]:
         **utility(table, first, test),
         **intervals(table, original, drawn.tables, first),
     }
+
+
+def original_and_test(table: Table, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The rows that methods see, and those that classifiers are tested on."""
+    # Values as the schema has them, so that nobody is blamed for what is declared.
+    frame = decode(encode(table.load(seed), table.schema), table.schema)
+    test = frame.sample(frac=TEST_SHARE, random_state=0)
+    return frame.drop(index=test.index).reset_index(drop=True), test
+
+
+def doubts(name: str, epsilon: float, seed: int) -> list[str]:
+    """What the twin of a table says about pairs of columns in its own tables."""
+    table = TABLES[name]
+    original, _ = original_and_test(table, seed)
+    twin = synthesize(original, table.schema, epsilon=epsilon, seed=seed, progress=False)
+    return twin.doubts(twin.datasets(NUM_TABLES, seed=seed))
 
 
 def collect(runs: list[Run], path: Path) -> None:
@@ -276,7 +291,7 @@ def show(path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["run", "table"])
+    parser.add_argument("what", choices=["run", "table", "doubts"])
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--epsilons", nargs="+", type=float, default=EPSILONS)
@@ -287,6 +302,11 @@ def main() -> None:
     args = parser.parse_args()
     if args.what == "table":
         return show(args.output)
+    if args.what == "doubts":
+        warnings.simplefilter("ignore")
+        for name, epsilon, seed in itertools.product(args.tables, args.epsilons, args.seeds):
+            print(name, epsilon, seed, *doubts(name, epsilon, seed), sep="\n  ", flush=True)
+        return None
     runs = [
         Run(name, method, epsilon, seed, args.python, args.minutes)
         for seed in args.seeds

@@ -11,6 +11,7 @@ from scipy import stats
 
 import dpvim
 from dpvim import checking
+from dpvim.bridge.data import prepare
 from dpvim.privacy.counts import count_cells
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpvim.ConvergenceWarning")
@@ -95,7 +96,7 @@ def test_a_record_is_in_one_cell_of_each_question(fits):
     x, y = (array[:200] for array in OTHER)
     seen = []
     for other in (1.0, 50.0, 1e30, -1e30):
-        inputs = checking.prepare((np.r_[x[:-1], np.float32(other)], y), {})
+        inputs = prepare((np.r_[x[:-1], np.float32(other)], y), {})
         density = checking._log_density(fits[0], inputs, 8, 0)
         codes = checking.magnitude_codes(density(inputs.records))[:, None]
         assert codes.min() >= 0
@@ -152,3 +153,19 @@ def test_under_add_or_remove_the_number_of_records_is_released_too(fits):
     )
     assert score.num_records != 3000
     assert abs(score.num_records - 3000) < 200
+
+
+def test_records_are_computed_in_one_public_shape(fits, monkeypatch):
+    """Under add_or_remove the number of records is private, and roundings go with shapes."""
+    shapes = []
+    really = checking.magnitude_codes
+    monkeypatch.setattr(
+        checking,
+        "magnitude_codes",
+        lambda numbers: (shapes.append(len(numbers)), really(numbers))[1],
+    )
+    for rows in (2999, 3000):
+        part = tuple(array[:rows] for array in OTHER)
+        relation = {"relation": "add_or_remove", "num_examples": 4000}
+        asked(dpvim.held_out, fits[0], *part, **relation, seed=2)
+    assert set(shapes) == {checking._PIECE_ROWS}

@@ -51,7 +51,7 @@ def test_the_better_model_is_chosen(method):
     assert found.name == "poisson"
     assert found.plan.method == method
     assert (found.scores is None) == (method == "repeat")
-    assert found.fit.privacy.epsilon == found.epsilon <= 8.0
+    assert found.fit.privacy.epsilon == found.score.privacy.epsilon == found.epsilon <= 8.0
     assert found.fit.posterior.privacy["epsilon"] == found.epsilon
     assert "poisson" in str(found)
 
@@ -107,7 +107,7 @@ def test_the_number_of_trials_is_that_of_the_distribution(monkeypatch):
 
     def run(self, number, name):
         ran.append(name)
-        return tuning.Trial(name, None, None if name == "normal" else _Scored(number))
+        return tuning.Trial(name, object(), None if name == "normal" else _Scored(number))
 
     monkeypatch.setattr(tuning.Trials, "run", run)
     found = dpvim.tune(CANDIDATES, *DATA, **BUDGET, **FIT, method="repeat", seed=3)
@@ -123,7 +123,7 @@ class _Scored:
 
 def test_a_trial_that_diverges_is_the_worst_and_says_nothing(monkeypatch):
     def diverge(*args, **kwargs):
-        raise dpvim.DivergedError("no")
+        raise np.linalg.LinAlgError("no")
 
     monkeypatch.setattr(tuning, "score_records", diverge)
     with pytest.raises(dpvim.DivergedError, match="all others"):
@@ -136,6 +136,7 @@ def test_a_trial_that_diverges_is_the_worst_and_says_nothing(monkeypatch):
         ({"one": CANDIDATES["poisson"]}, {}, "at least two"),
         (CANDIDATES | {"no": 3}, {}, "expected a model"),
         (CANDIDATES | {"x": (CANDIDATES["poisson"], {"num_steps": 9})}, {}, "same for all"),
+        (CANDIDATES | {"x": (CANDIDATES["poisson"], {"checkpoint": "a"})}, {}, "same for all"),
         (CANDIDATES, {"noise_multiplier": 1.0}, "noise_multiplier"),
         (CANDIDATES, {"method": "guess"}, "method"),
         (CANDIDATES, {"chance": 1.5}, "chance"),
@@ -144,3 +145,32 @@ def test_a_trial_that_diverges_is_the_worst_and_says_nothing(monkeypatch):
 def test_bad_choices_are_refused(candidates, more, match):
     with pytest.raises((ValueError, TypeError), match=match):
         dpvim.tune(candidates, *DATA, **BUDGET, **FIT, **more)
+
+
+def test_nothing_tells_how_many_trials_there_were(monkeypatch, recwarn):
+    """Not even a warning that is shown once a trial."""
+    monkeypatch.setattr(tuning.Repeats, "draw", lambda self, rng: 3)
+
+    def warn(*args, **options):
+        for kind in (UserWarning, dpvim.PrivacyWarning, RuntimeWarning):
+            tuning.warnings.warn("told", kind, stacklevel=1)
+        raise ValueError("told")
+
+    monkeypatch.setattr(tuning, "fit", warn)
+    with pytest.raises(dpvim.DivergedError):
+        dpvim.tune(CANDIDATES, *DATA, **BUDGET, **FIT, method="repeat", seed=3)
+    assert not [each for each in recwarn if "told" in str(each.message)]
+
+
+def test_sampled_batches_can_be_repeated_at_a_large_epsilon():
+    data = tuple(np.tile(each, 20) for each in DATA)
+    plan = dpvim.plan_tuning(
+        MANY, *data, epsilon=6.0, delta=1e-6, **FIT, sampling_prob=0.02, method="repeat"
+    )
+    assert 5.8 < plan.epsilon <= 6.0
+
+
+def test_lengths_may_be_given_in_epochs():
+    options = {k: v for k, v in FIT.items() if k != "num_steps"} | {"num_epochs": 100}
+    found = dpvim.tune(CANDIDATES, *DATA, **BUDGET, **options, method="split", progress=False)
+    assert found.plan.fit_plan.num_steps == 100

@@ -207,10 +207,12 @@ def held_out(
         return magnitude_codes(found[0] if len(found) == 1 else found[0] - found[1])[:, None]
 
     what = "log predictive density" if against is None else "difference of log densities"
-    question = Question(codes, (_NUM_CODES,))
+    mechanism = _mechanism(Question(codes, (_NUM_CODES,)), inputs, plan, seed)
     rows = rows_of(data, keyword_data).records
     with _booked(ledger, purpose or "held-out score", plan, rows, delta=delta, seed=seed):
-        return release_mean(question, inputs, plan, what=what, delta=delta, seed=seed)
+        return _release_mean(
+            mechanism, _statement(plan, delta, seed, f"counts of records by {what}")
+        )
 
 
 def score_records(
@@ -220,15 +222,23 @@ def score_records(
     plan: PrivacyPlan,
     *,
     delta: float,
+    chosen_at: float,
     seed: int | None = None,
 ) -> Score:
-    """Release the mean log predictive density of records by a plan that is calibrated already."""
+    """Release the mean log predictive density of records, as one of the trials of a choice.
+
+    Args:
+        fit, data, keyword_data: As of `held_out`.
+        plan: Calibrated.
+        delta, chosen_at: Of the choice: its cost is the score's.
+        seed: For tests.
+    """
     inputs = _inputs(fit, data, keyword_data, seed)
     density = _log_density(fit, inputs, _DRAWS, seed)
     question = Question(lambda records: magnitude_codes(density(records))[:, None], (_NUM_CODES,))
-    return release_mean(
-        question, inputs, plan, what="log predictive density", delta=delta, seed=seed
-    )
+    mechanism = _mechanism(question, inputs, plan, seed)
+    what = "counts of records by log predictive density"
+    return _release_mean(mechanism, _statement(plan, delta, seed, what, chosen_at))
 
 
 def predictive_check(
@@ -325,17 +335,9 @@ def check_plan(
     return plan.calibrate(epsilon=epsilon, delta=delta)
 
 
-def release_mean(
-    question: Question,
-    inputs: ModelInput,
-    plan: PrivacyPlan,
-    *,
-    what: str,
-    delta: float,
-    seed: int | None = None,
-) -> Score:
+def _release_mean(mechanism: CountMechanism, privacy: PrivacyStatement) -> Score:
     """Release the mean of a number that is coded on the scale of orders of magnitude."""
-    mechanism = _mechanism(question, inputs, plan, seed)
+    plan = mechanism.plan
     alone = [Marginal((0,))]
     values = magnitudes()
     coarse = np.arange(len(values)) // _COARSE
@@ -358,7 +360,7 @@ def release_mean(
         low=low,
         high=high,
         num_records=rows,
-        privacy=_statement(plan, delta, seed, f"counts of records by {what}"),
+        privacy=privacy,
     )
 
 
@@ -396,17 +398,16 @@ def _mechanism(
 ) -> CountMechanism:
     warn_of_seed(plan, seed, stacklevel=5)
 
-    @functools.cache
-    def pieces() -> list[np.ndarray]:
-        """Codes of all records, computed once: those of a second round are the same."""
-        found = []
-        for first in range(0, inputs.num_rows, _PIECE_ROWS):
-            part = [leaf[first : first + _PIECE_ROWS] for leaf in inputs.records]
-            codes = question.codes(part)
-            found.append(np.clip(codes, 0, np.array(question.sizes) - 1))
-        return found
-
-    return CountMechanism(plan, SecretStreams(seed), pieces)
+    # Codes of all records, before anything is paid for: what is wrong with a question is known now.
+    pieces = []
+    for first in range(0, inputs.num_rows, _PIECE_ROWS):
+        part = [leaf[first : first + _PIECE_ROWS] for leaf in inputs.records]
+        rows = len(part[0])
+        # Of one public shape: how a number is rounded may depend on how many are computed with it.
+        padded = [jnp.pad(x, [(0, _PIECE_ROWS - rows), *[(0, 0)] * (x.ndim - 1)]) for x in part]
+        codes = question.codes(padded)[:rows]
+        pieces.append(np.clip(codes, 0, np.array(question.sizes) - 1))
+    return CountMechanism(plan, SecretStreams(seed), lambda: pieces)
 
 
 def _num_records(plan: PrivacyPlan, released: list[NoisyMarginal]) -> float:
@@ -418,7 +419,11 @@ def _num_records(plan: PrivacyPlan, released: list[NoisyMarginal]) -> float:
 
 
 def _statement(
-    plan: PrivacyPlan, delta: float, seed: int | None, released: str
+    plan: PrivacyPlan,
+    delta: float,
+    seed: int | None,
+    released: str,
+    chosen_at: float | None = None,
 ) -> PrivacyStatement:
     return PrivacyStatement.of(
         plan,
@@ -427,6 +432,7 @@ def _statement(
         released=released,
         for_testing=seed is not None,
         mechanism=COUNTS,
+        chosen_at=chosen_at,
     )
 
 
@@ -503,7 +509,9 @@ def _ranks(
     bridged = _bridged(fit)
     _check_signature(fit, inputs)
     latents = _latents(fit, _REPLICATES, seed)
-    key = fresh_key() if seed is None else jax.random.key(seed + 1)
+    # Coins of the records: with others, or those of other records, a record has another rank.
+    bits = SecretStreams(seed).generator("ranks").integers(2**32, size=2, dtype=np.uint32)
+    key = jax.random.wrap_key_data(jnp.asarray(bits))
     chosen = (
         dict(statistics)
         if statistics

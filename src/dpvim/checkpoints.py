@@ -51,7 +51,10 @@ BEGIN, STATE, RESULT = "begin.npz", "state.npz", "result.npz"
 SECONDS_BETWEEN = 10.0
 MOST_OVERHEAD = 0.01
 
-_SOFTWARE = ("dpvim", "jax", "jaxlib", "numpy", "numpyro", "randomgen")
+# What is not in the file of a result. A fingerprint of the data beside its key would be a test of
+# guesses about them.
+_SECRETS = ("secret", "data_key", "data")
+_SOFTWARE = ("dpvim", "jax", "jaxlib", "numpy", "numpyro", "pandas", "pyarrow", "randomgen")
 
 
 class Checkpoint:
@@ -122,7 +125,7 @@ class Checkpoint:
         """Keep the result, which holds no secret, and remove all that is secret."""
         if self.is_finished:
             return
-        public = {name: value for name, value in self._facts.items() if name != "secret"}
+        public = {name: value for name, value in self._facts.items() if name not in _SECRETS}
         with self._going_on("the result could not be kept", "Save it yourself."):
             _write(self.folder / RESULT, public, arrays)
             self.is_finished = True
@@ -177,8 +180,8 @@ def opened(
         if found.is_finished:
             _remove_secrets(target)  # killed before they were
             warnings.warn(
-                f"{target}: this run ended before. Its result is returned, and nothing is spent. "
-                "For a new run remove the folder.",
+                f"{target}: this run ended before. Its result is returned, whatever the data are "
+                "now, and nothing is spent. For a new run remove the folder.",
                 stacklevel=4,
             )
         errors.close()
@@ -198,7 +201,9 @@ def forget(folder: str | os.PathLike[str]) -> None:
 def software() -> str:
     """Versions of what computes a run: others may round differently."""
     versions = (f"{name} {_version(name)}" for name in _SOFTWARE)
-    return ", ".join([*versions, f"python {sys.version_info.major}.{sys.version_info.minor}"])
+    python = f"python {sys.version_info.major}.{sys.version_info.minor}"
+    flags = os.environ.get("XLA_FLAGS", "")
+    return ", ".join([*versions, python, f"{os.cpu_count()} processors", f"XLA_FLAGS={flags!r}"])
 
 
 def _version(name: str) -> str:
@@ -270,7 +275,10 @@ def _check_question(found: Checkpoint, question: Mapping[str, str], data_digest:
     facts, folder = found._facts, found.folder
     kept = facts["question"]
     differing = [name for name in {**kept, **question} if kept.get(name) != question.get(name)]
-    if keyed_fingerprint(bytes.fromhex(facts["data_key"]), data_digest) != facts["data"]:
+    # A result has no fingerprint of its data any more: no noise is left to be used twice.
+    if not found.is_finished and facts["data"] != keyed_fingerprint(
+        bytes.fromhex(facts["data_key"]), data_digest
+    ):
         differing.append("data")
     if not differing:
         return

@@ -120,8 +120,13 @@ def program_digest(prepared: PreparedFit, inputs: ModelInput) -> str:
         return engine.step(state, eta, records, rows, noise)
 
     traced = jax.jit(step).trace(state, records, rows, noise)
-    found = hashlib.sha256(traced.lower().as_text().encode())
-    found.update(data_digest([np.asarray(const) for const in traced.jaxpr.consts]))
+    arranged = jax.jit(engine.prepare).trace(
+        [shape(leaf.shape, leaf.dtype) for leaf in inputs.records]
+    )
+    found = hashlib.sha256()
+    for program in (traced, arranged):
+        found.update(program.lower().as_text().encode())
+        found.update(data_digest([np.asarray(const) for const in program.jaxpr.consts]))
     steering = prepared.steering(prepared.options.init_params)
     if steering is not None:
         found.update(data_digest(*steering.progress().values(), *steering.place()))

@@ -21,8 +21,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import scipy
-
 from dpvim import _validate
 from dpvim._compile import single_precision
 from dpvim._progress import ProgressBar, show_progress
@@ -38,16 +36,19 @@ from dpvim.privacy.accounting import epsilon_of
 from dpvim.privacy.accounting.selection import Repeats, epsilon_of_selection
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams
-from dpvim.privacy.statement import PrivacyStatement, round_up
+from dpvim.privacy.statement import COUNTS, PrivacyStatement, round_up
 from dpvim.result import Fit
 from dpvim.strategy import Request, choose
-from dpvim.types import ConvergenceWarning, Relation
+from dpvim.types import Relation
 
 REPEAT, SPLIT = "repeat", "split"
 _METHODS = (REPEAT, SPLIT)
 # The part of the budget that a score would use up if it were a release by itself.
 _SCORE_EPSILON = 0.3
 _CHANCE = 0.8
+# The search for the factor on the noise ends here, and so finely.
+_MOST_NOISE = 2.0**12
+_HALVINGS = 9
 
 Candidates = Mapping[str, Any]
 """Models by name, or pairs of a model and options of its own for `dpvim.fit`."""
@@ -237,7 +238,7 @@ def tune(
         if ledger is not None:
             rows = rows_of(data, _keyword_data(options)).records
             bookings = Ledger.of(ledger).book_all(
-                [Job(plan.fit_plan, len(names)), Job(plan.score_plan, len(names))],
+                [Job(plan.fit_plan, len(names)), Job(plan.score_plan, len(names), COUNTS)],
                 purpose=purpose or f"choice among {len(names)} candidates",
                 data=rows,
                 delta=plan.delta,
@@ -265,8 +266,9 @@ class Trial(NamedTuple):
     """One fit and its score; a fit from which nothing can be predicted has none."""
 
     name: str
-    fit: Fit
+    fit: Fit | None
     score: Score | None
+    error: Exception | None = None
 
 
 def _rank(trial: Trial) -> float:
@@ -274,11 +276,11 @@ def _rank(trial: Trial) -> float:
 
 
 def _chosen(trial: Trial, scores: dict[str, Score | None] | None, plan: TuningPlan) -> Tuned:
-    if trial.score is None:
+    if trial.score is None or trial.fit is None:
         raise DivergedError(
-            f"the best trial ({trial.name}) diverged, and with it all others. What they cost is "
-            "spent. Look at the models by dpvim.plan, on made-up data, before you try again."
-        )
+            f"the best trial ({trial.name}) failed, and with it all others: {trial.error}. What "
+            "they cost is spent. Try the models on made-up data before you try again."
+        ) from trial.error
     return Tuned(trial.name, trial.fit, trial.score, scores, plan)
 
 
@@ -309,30 +311,32 @@ class Trials:
             "relation": plan.relation,
             "sampling_prob": plan.sampling_prob,
             "num_steps": plan.num_steps,
+            "num_epochs": None,
             "seed": None if self._seed is None else self._seed + number,
             "progress": False,
         }
+        # Of a trial that is not shown nothing may be said, be it a warning, an error, or how often
+        # there is one. What is doubtful about the chosen one `fit.posterior.doubts` tells.
         with warnings.catch_warnings():
-            # Of a trial that is not shown nothing may be said; the chosen one's are told by
-            # `fit.posterior.doubts`.
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            fitted = fit(candidate.model, *self._data, **own)
-            if fitted.interrupted:
-                raise KeyboardInterrupt
-            # Before anything is made of it: whatever carries its statement carries this one.
-            fitted = dataclasses.replace(fitted, privacy=self._statement(fitted))
-            # Not an error that is seen: it would tell of a trial that may not be the best.
+            warnings.simplefilter("ignore")
             try:
+                fitted = fit(candidate.model, *self._data, **own)
+                if fitted.interrupted:
+                    raise KeyboardInterrupt
+                assert fitted.plan == dataclasses.replace(plan, clip_norm=fitted.plan.clip_norm)
+                # Before anything is made of it: whatever carries its statement carries this one.
+                fitted = dataclasses.replace(fitted, privacy=self._statement(fitted))
                 score = score_records(
                     fitted,
                     self._data,
                     self._keyword_data,
                     self._plan.score_plan,
                     delta=self._plan.delta,
+                    chosen_at=self._plan.epsilon,
                     seed=own["seed"],
                 )
-            except DivergedError:
-                score = None
+            except Exception as error:
+                return Trial(name, None, None, error)
         return Trial(name, fitted, score)
 
     def _statement(self, fitted: Fit) -> PrivacyStatement:
@@ -377,7 +381,7 @@ def _refuse_own_budgets(chosen: Mapping[str, _Candidate], shared: Mapping[str, A
             raise ValueError(f"{name}: expected not to be given to tune, got {shared[name]!r}.")
     for name, candidate in chosen.items():
         for option in candidate.options:
-            if option in _OF_THE_PLAN:
+            if option in (*_OF_THE_PLAN, "checkpoint", "seed", "progress"):
                 raise ValueError(
                     f"candidates[{name!r}]: expected options other than {option!r}, which is the "
                     "same for all trials. Give it to tune."
@@ -459,14 +463,16 @@ def _calibrated(
             return epsilon_of(trial * num_candidates, delta=delta, relation=relation)
         return epsilon_of_selection(trial, repeats, delta=delta, relation=relation)
 
-    high = 2.0
-    while cost(high) > epsilon:
-        high *= 2
-    low = high / 2
-    found = scipy.optimize.brentq(
-        lambda log: cost(math.exp(log)) - epsilon, math.log(low / 2), math.log(high), xtol=2e-3
-    )
-    factor = math.exp(found)
-    while (spent := cost(factor)) > epsilon:
-        factor *= 1.001
-    return plans(factor), spent
+    def is_enough(factor: float) -> bool:
+        try:
+            return cost(factor) <= epsilon
+        except ValueError:  # what the caps of batches cost counts e^epsilon times
+            return False
+
+    low, high = 1.0, 2.0
+    while not is_enough(high) and high < _MOST_NOISE:
+        low, high = high, 2 * high
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return plans(high), cost(high)

@@ -152,3 +152,46 @@ def test_a_choice_is_booked_whole(tmp_path):
     assert ledger.spent() == pytest.approx(chosen.epsilon, rel=1e-3)
     with pytest.raises(ValueError, match="split"):
         dpvim.tune(candidates, X, Y, ledger=ledger, method="repeat", **shared)
+
+
+def test_a_run_that_was_settled_at_less_cannot_go_on(ledger, tmp_path, monkeypatch):
+    """Else it would release everything at the price of nothing."""
+    folder = tmp_path / "run"
+    with monkeypatch.context() as crashing:
+        crashing.setattr(PreparedFit, "run", lambda *args, **settings: crash())
+        with pytest.raises(Crash):
+            fit(ledger, folder)
+    ledger.booking(ledger.releases[0].booked.id).settle(0)
+    with pytest.raises(LedgerError, match="no longer paid for"):
+        fit(ledger, folder)
+
+
+def test_names_of_bookings_are_new_or_all_known(ledger):
+    plan = dpvim.PrivacyPlan(
+        num_examples=400, sampling_prob=1.0, num_steps=1, clip_norm=1.0, noise_multiplier=60.0
+    )
+    job = payment.Job(plan)
+    ledger.book_all([job], purpose="a", ids=["known"])
+    for ids in (["known", "new"], ["new", "new"]):
+        with pytest.raises(LedgerError, match="a new name for each"):
+            ledger.book_all([job, job], purpose="a", ids=ids)
+    assert ledger.check() == []
+
+
+def test_a_wrong_question_costs_nothing(ledger):
+    made = dpvim.fit(linear_model, X, Y, **QUICK)
+    budget = {"epsilon": 0.1, "delta": DELTA, "ledger": ledger}
+    with pytest.raises(KeyError):
+        dpvim.predictive_check(made, X, Y, statistics={"a": lambda sites: sites["no"]}, **budget)
+    assert ledger.releases == ()
+
+
+def test_persons_are_scored_as_persons(tmp_path):
+    ledger = make_ledger(tmp_path, epsilon=3.0, unit="person")
+    by = {"group_by": PERSONS}
+    made = dpvim.fit(linear_model, X, Y, **by, max_rows_per_person=2, **QUICK)
+    score = dpvim.held_out(made, X, Y, **by, epsilon=1.0, delta=DELTA, ledger=ledger)
+    assert score.num_records == 100
+    assert score.privacy.unit.value == "person"
+    with pytest.raises(ValueError, match="several rows a person"):
+        dpvim.predictive_check(made, X, Y, **by, epsilon=1.0, delta=DELTA)

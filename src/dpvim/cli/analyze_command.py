@@ -56,6 +56,7 @@ def analyze(
             dates=schema.dates,
             missing=schema.missing,
             level=level,
+            twin=source,
         )
     if as_json:
         rows = result.combined.to_frame().reset_index(names="term").to_dict("records")
@@ -65,6 +66,7 @@ def analyze(
                 "family": result.family,
                 "num_datasets": result.num_datasets,
                 "num_failed": result.num_failed,
+                "doubts": list(result.doubts),
                 "terms": rows,
             }
         )

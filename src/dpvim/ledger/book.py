@@ -42,10 +42,11 @@ _UNITS = (RECORD, "person")
 
 
 class Job(NamedTuple):
-    """A plan that is to be carried out in so many runs."""
+    """A plan that is to be carried out in so many runs, by a mechanism if it is not that of all."""
 
     plan: PrivacyPlan
     runs: int = 1
+    mechanism: str | None = None
 
 
 class Release(NamedTuple):
@@ -307,9 +308,15 @@ class Ledger:
         own = [plan.epsilon(delta) for plan in plans]
         with storage.opened(self.path, write=True) as file:
             state = _state(self.path, file.contents)
-            found = {each.booked.id: each.booked for each in state.releases}
-            if ids is not None and set(ids) <= set(found):
-                return [self._same(found[id], job) for id, job in zip(ids, jobs, strict=True)]
+            if ids is not None:
+                found = {each.booked.id: each for each in state.releases if each.booked.id in ids}
+                if len(set(ids)) != len(jobs) or len(found) not in (0, len(jobs)):
+                    raise LedgerError(
+                        f"{self.path}: expected a new name for each of {len(jobs)} bookings, or "
+                        "those of bookings that were made together, got others."
+                    )
+                if found:
+                    return [self._same(found[id], job) for id, job in zip(ids, jobs, strict=True)]
             new: list[Entry] = []
             if digest is not None and not _check_data(self.path, state, digest):
                 new.append(_bound(self.path, digest, "the data of the first booking"))
@@ -319,9 +326,9 @@ class Ledger:
             if affordable:
                 booked = [
                     Booked(
-                        id=secrets.token_hex(4) if ids is None else ids[i],
+                        id=secrets.token_hex(8) if ids is None else ids[i],
                         purpose=purpose,
-                        mechanism=mechanism,
+                        mechanism=job.mechanism or mechanism,
                         plan=dataclasses.asdict(job.plan),
                         runs=job.runs,
                         epsilon=epsilon,
@@ -339,8 +346,15 @@ class Ledger:
             raise BudgetExceededError(self._refusal(spent, plans, total, delta))
         return [Booking(self, each.id, each.steps) for each in booked]
 
-    def _same(self, booked: Booked, job: Job) -> Booking:
+    def _same(self, release: Release, job: Job) -> Booking:
         """A booking that was made before, for the very same release."""
+        booked, settled = release.booked, release.settled
+        if settled is not None and settled.steps < booked.steps:
+            raise LedgerError(
+                f"{self.path}: the booking {booked.id} was settled at {settled.steps:,} of "
+                f"{booked.steps:,} steps, and the others are no longer paid for. The run cannot go "
+                "on; remove its checkpoint, and begin a new one."
+            )
         if (booked.plan, booked.runs) != (dataclasses.asdict(job.plan), job.runs):
             raise LedgerError(
                 f"{self.path}: the booking {booked.id} is that of a release with another plan. Use "

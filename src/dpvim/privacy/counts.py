@@ -95,7 +95,7 @@ class CountMechanism:
     Args:
         plan: One step on all records; its clip norm is the norm of a record's share.
         streams: Randomness of the noise.
-        pieces: The table.
+        pieces: The table, with one row for each record; if records are persons, for each person.
 
     Guarantees:
         The rounds together are the Gaussian mechanism of the plan. Noise is used once: a mechanism
@@ -107,11 +107,6 @@ class CountMechanism:
             raise ValueError(
                 f"plan: expected one step on all records, got {plan.num_steps} steps at sampling "
                 f"probability {plan.sampling_prob:g}."
-            )
-        if plan.max_rows_per_person not in (None, 1):
-            raise ValueError(
-                f"max_rows_per_person: expected 1, got {plan.max_rows_per_person}: a person stands "
-                "in one cell of each marginal."
             )
         self.plan = plan
         self._spent = Fraction()

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,12 +26,14 @@ from dpvim.privacy.statement import NoPrivacy, PrivacyStatement
 from dpvim.result import Fit
 from dpvim.serialization import FileError
 from dpvim.synthesis.constrained import RowsOf, broken_shares, given_constraints
-from dpvim.synthesis.encoding import EncodedTable, decode, in_file
+from dpvim.synthesis.encoding import EncodedTable, decode, encode, in_file
 from dpvim.synthesis.formulas import check_schema
+from dpvim.synthesis.marginals.closeness import among, compare, describe, groups_of
 from dpvim.synthesis.marginals.fit import MarginalFit
+from dpvim.synthesis.marginals.release import codes_of
 from dpvim.synthesis.model import build_mixture, mixture_settings
 from dpvim.synthesis.schema import Schema
-from dpvim.synthesis.tables import write_table
+from dpvim.synthesis.tables import read_table, write_table
 from dpvim.types import NotForReleaseWarning
 
 DPVI, MARGINALS = "dpvi", "marginals"
@@ -259,6 +261,39 @@ class Twin:
         else:
             rows_of = next(self._draws_of_model(1, seed, self.by_dpvi.averaged))
         return broken_shares(rows_of, self.schema, _validate.positive_int("num_rows", num_rows))
+
+    def doubts(
+        self,
+        datasets: Iterable[pd.DataFrame | str | Path],
+        columns: Sequence[str] | None = None,
+    ) -> list[str]:
+        """Pairs of columns whose association in tables is not that of the released counts.
+
+        Intervals of regressions that rest on such pairs are not to be trusted. A twin by DPVI has
+        no counts to compare with, and no doubts of this kind.
+
+        Args:
+            datasets: At least two of the twin's tables, frames or paths; twenty are looked at.
+            columns: Those that matter; default all.
+        """
+        if not isinstance(self.fit, MarginalFit):
+            return []
+        names = self.schema.names
+        for name in columns or ():
+            _validate.one_of("columns", name, names)
+        releases = self.fit.releases
+
+        def groups(dataset: pd.DataFrame | str | Path) -> np.ndarray:
+            is_frame = isinstance(dataset, pd.DataFrame)
+            frame = dataset if is_frame else read_table(dataset, columns=names)
+            codes = codes_of(encode(frame, self.schema), self.schema, releases.grids)
+            return groups_of(releases, codes)
+
+        tables = [groups(each) for each in itertools.islice(datasets, _REPORT_TABLES)]
+        if len(tables) < 2:
+            raise ValueError(f"datasets: expected at least two, got {len(tables)}.")
+        chosen = range(len(names)) if columns is None else [names.index(c) for c in columns]
+        return describe(among(compare(releases, tables), list(chosen)), names)
 
     def report(
         self,

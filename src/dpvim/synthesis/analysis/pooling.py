@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,9 +29,11 @@ from dpvim._extras import LazyModule
 from dpvim._progress import ProgressBar, show_progress
 from dpvim.synthesis.analysis.glm_workers import fit_tables
 from dpvim.synthesis.analysis.rubin import Combined, combine
+from dpvim.types import ConvergenceWarning
 
 if TYPE_CHECKING:
     from dpvim.synthesis.analysis import glm
+    from dpvim.synthesis.twin import Twin
 else:
     glm = LazyModule("dpvim.synthesis.analysis.glm", extra="analysis")
 
@@ -64,6 +67,7 @@ class Analysis:
         family: The outcome's distribution: gaussian, binomial or poisson.
         num_datasets: How many data sets there were.
         failures: For each data set that is not in the results, its index and the reason.
+        doubts: Reasons not to trust the intervals, if the twin was given.
     """
 
     combined: Combined
@@ -71,6 +75,7 @@ class Analysis:
     family: str
     num_datasets: int
     failures: tuple[tuple[int, str], ...]
+    doubts: tuple[str, ...] = ()
 
     @property
     def num_failed(self) -> int:
@@ -84,6 +89,8 @@ class Analysis:
                 f"{self.num_failed} of {self.num_datasets} data sets could not be fitted and are "
                 f"left out:\n{_reasons(self.failures)}"
             )
+        if self.doubts:
+            lines += ["DOUBTFUL:", *(f"  {doubt}" for doubt in self.doubts)]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -103,6 +110,7 @@ def analyze(
     level: float = 0.95,
     progress: bool | None = None,
     workers: int | None = None,
+    twin: Twin | None = None,
 ) -> Analysis:
     """Fit a generalised linear model to every synthetic data set and pool the results.
 
@@ -128,6 +136,8 @@ def analyze(
         progress: Whether to show a bar; unless told, if standard error is a terminal.
         workers: Number of processes. Unless told, one for each core if the data sets are large
             enough for that to pay, else this process alone.
+        twin: The twin that the data sets are of: then columns of the formula that do not go
+            together as its released counts say are named in `Analysis.doubts`, and in a warning.
     """
     canonical = _FAMILIES[_validate.one_of("family", family, _FAMILIES)]
     if not isinstance(formula, str) or "~" not in formula:
@@ -182,7 +192,21 @@ def analyze(
         names=fitted[0]["names"],
         level=level,
     )
-    return Analysis(combined, formula, canonical, len(fits), failures)
+    doubts = () if twin is None else _doubts(twin, tables, formula)
+    return Analysis(combined, formula, canonical, len(fits), failures, doubts)
+
+
+def _doubts(twin: Twin, tables: list[pd.DataFrame | str], formula: str) -> tuple[str, ...]:
+    """Doubts of the twin about the columns that a formula names, with a warning."""
+    named = [
+        name for name in twin.schema.names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", formula)
+    ]
+    if len(named) < 2:
+        return ()
+    doubts = tuple(twin.doubts(tables, named))
+    if doubts:
+        warnings.warn("; ".join(doubts) + ".", ConvergenceWarning, stacklevel=3)
+    return doubts
 
 
 def _with_equal_designs(fits: list[glm.TableFit]) -> list[glm.TableFit]:

@@ -247,6 +247,11 @@ def fit_marginals(
         account: What the release is booked in before it is made, if anything; it knows the data.
         checkpoint: Keeps the counts of every round; what is fitted to them is fitted again.
     """
+    if plan.max_rows_per_person not in (None, 1):
+        raise ValueError(
+            f"max_rows_per_person: expected 1, got {plan.max_rows_per_person}: a person stands in "
+            "one cell of each marginal."
+        )
     warn_of_seed(plan, seed, stacklevel=5)
     wanted = design(schema, plan, target=target)
 

@@ -124,6 +124,7 @@ def _render(
         marginals=marginals(counted, original),
         pairs=pairs(counted.pooled, original),
         model=model_content(twin),
+        doubts=twin.doubts(datasets) if len(datasets) > 1 else [],
         command=command,
         version=metadata.version("dpvim"),
     )
