@@ -11,6 +11,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
