@@ -14,7 +14,17 @@ from typing import Any
 import numpy as np
 import whole_files
 from fuzz_harness import Harness, expect
-from hostile_values import VALUES, archives, bomb, damaged, damaged_text, json_text, trees
+from hostile_values import (
+    VALUES,
+    archives,
+    bomb,
+    damaged,
+    damaged_text,
+    json_text,
+    read_archive,
+    trees,
+    zipped,
+)
 from hypothesis import strategies as st
 
 import dpvim
@@ -148,12 +158,30 @@ _WORDS = (
     *("b'x'", "'\ud800'", "'\x00'", "lambda: 1", "__import__('os')", "f'{age}'", "...", "x"),
     *("[1, 2]", "['f']", "[]", "(1, 'a')", "{}", "age[0]", "age.real", "(" * 90 + "1" + ")" * 90),
 )
-_JOINTS = ("==", "!=", "<", ">=", "in", "not in", "and", "or", "not", "+", "-", "*", "is", ":=", ",")
+_JOINTS = (
+    "==",
+    "!=",
+    "<",
+    ">=",
+    "in",
+    "not in",
+    "and",
+    "or",
+    "not",
+    "+",
+    "-",
+    "*",
+    "is",
+    ":=",
+    ",",
+)
 
 
 @st.composite
 def _constraints(draw: Any) -> str:
     """Words of the grammar, and of Python outside of it, in any order."""
+    if draw(st.booleans()):  # two sides that may go together
+        return " ".join(draw(st.sampled_from(w)) for w in (_WORDS, _JOINTS[:6], _WORDS))
     words = [draw(st.sampled_from(_WORDS))]
     for _ in range(draw(st.integers(0, 5))):
         words += [draw(st.sampled_from(_JOINTS)), draw(st.sampled_from(_WORDS))]
@@ -184,11 +212,11 @@ def _date_column(entry: dict[str, Any]) -> None:
 
 _dates = st.fixed_dictionaries(
     {
-        "lower": st.sampled_from([*_DATES, *VALUES]),
-        "upper": st.sampled_from([*_DATES, *VALUES]) | st.dates(),
-        "resolution": st.sampled_from(["year", "month", "day", "hour", "second", "week", 1, []]),
+        "lower": st.sampled_from(_DATES) | st.sampled_from([*_DATES, *VALUES]),
+        "upper": st.sampled_from([*_DATES, *VALUES]) | st.dates() | st.just("9999-12-31"),
     },
     optional={
+        "resolution": st.sampled_from(["year", "month", "day", "hour", "second", "week", 1, []]),
         "format": st.sampled_from([*_FORMATS, *VALUES]),
         "not_a_number": st.sampled_from([*_DATES, *VALUES]),
         "outside": st.sampled_from(["clamp", "missing", 1, None]),
@@ -247,19 +275,50 @@ def _use_ledger(files: dict[str, bytes]) -> None:
 # -- checkpoints ----------------------------------------------------------------------------------
 
 
-def _continue_run(files: dict[str, bytes]) -> None:
+def _continue_run(case: tuple[str, Any]) -> None:
+    """Facts of the run are changed in the file that it began with (a copy is refused for its
+    place), or its progress is another one."""
+    what, change = case
     folder = _clean() / "run"
     with checkpoints.opened(folder, whole_files.QUESTION, whole_files.DIGEST) as made:
         made.save({"step": np.arange(4)})
-    for name, content in files.items():
-        with open(folder / name, "r+b") as file:  # the same file: a copy is refused for its place
-            file.truncate(0)
-            file.write(content)
+    if what == "facts":
+        facts = {**made._facts, "format": checkpoints.FORMAT, "version": checkpoints.VERSION}
+        facts |= {name: value for name, value in change.items() if value != _GONE}
+        facts = {name: value for name, value in facts.items() if change.get(name) != _GONE}
+        content = zipped([("meta.json", json_text(facts).encode())])
+        _overwrite(folder / checkpoints.BEGIN, content)
+    else:
+        id = json.loads(read_archive(whole_files.checkpoint_archive())["meta.json"])["id"]
+        meta = {**made._facts, "id": id, "format": checkpoints.FORMAT, "version": 1}
+        _overwrite(folder / checkpoints.BEGIN, zipped([("meta.json", json.dumps(meta).encode())]))
+        _overwrite(folder / what, change)
     with checkpoints.opened(folder, whole_files.QUESTION, whole_files.DIGEST) as found:
         arrays = found.load()
         found.streams(), repr(found)
         expect(isinstance(found.start, int), "it has no start")
         expect(arrays is None or all(isinstance(a, np.ndarray) for a in arrays.values()), "arrays")
+
+
+_GONE = "@gone@"
+_FACTS = ("id", "question", "data_key", "data", "start", "secret", "place", "format", "version")
+
+
+def _overwrite(path: Path, content: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.truncate(0)
+        file.write(content)
+
+
+def _of_checkpoint() -> Any:
+    odd = st.sampled_from([*VALUES, _GONE, "0" * 64, {"path": 1}, {"plan": 1}])
+    facts = st.dictionaries(st.sampled_from(_FACTS), odd, min_size=1, max_size=2)
+    archive = archives(whole_files.checkpoint_archive())
+    return st.one_of(
+        st.tuples(st.just("facts"), facts),
+        st.tuples(st.just(checkpoints.STATE), archive),
+        st.tuples(st.just(checkpoints.BEGIN), archive),
+    )
 
 
 def _read_result(content: bytes) -> None:
@@ -299,7 +358,7 @@ def _tables() -> Any:
         st.tuples(st.sampled_from([".csv.gz", ".tsv.gz"]), packed),
         st.tuples(st.just(".parquet"), parquet),
     )
-    return st.tuples(files, _reading)
+    return st.tuples(files, st.just({}) | st.just({}) | _reading)
 
 
 _reading = st.fixed_dictionaries(
@@ -330,9 +389,6 @@ def _read_table(case: Any) -> None:
 def harnesses() -> list[Harness]:
     """All doors for files."""
     counts, dpvi = whole_files.twin_of_counts(), whole_files.twin_by_dpvi()
-    state, result = whole_files.checkpoint_archive(), whole_files.finished_checkpoint()
-    begun = st.fixed_dictionaries({checkpoints.STATE: archives(state)})
-    began = st.fixed_dictionaries({checkpoints.BEGIN: archives(state)})
     return [
         Harness("fit", archives(whole_files.saved_fit()), _load_fit),
         Harness("twin of counts", _of_twin(counts), _load_twin),
@@ -341,8 +397,8 @@ def harnesses() -> list[Harness]:
         Harness("constraint", _constraints(), _obey, 2),
         Harness("date", _dates, _date_column),
         Harness("ledger", _ledgers(), _use_ledger),
-        Harness("checkpoint", begun | began, _continue_run),
-        Harness("checkpoint result", archives(result), _read_result),
+        Harness("checkpoint", _of_checkpoint(), _continue_run),
+        Harness("checkpoint result", archives(whole_files.finished_checkpoint()), _read_result),
         Harness("table", _tables(), _read_table, 2),
     ]
 

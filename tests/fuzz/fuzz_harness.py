@@ -100,7 +100,8 @@ def explore(harness: Harness, max_examples: int, seed: int | None = None) -> Cou
     def body(case: Any) -> None:
         kinds[outcome_of(harness, case)] += 1
 
-    body.__name__ = body.__qualname__ = f"fuzz_{harness.name}"  # derandomised by the name
+    name = f"fuzz_{harness.name}".replace(" ", "_")
+    body.__name__ = body.__qualname__ = name  # derandomised by the name
     settings = hypothesis.settings(
         max_examples=max_examples,
         deadline=None,

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import math
+import warnings
 import zipfile
 from typing import Any
 
@@ -173,7 +174,8 @@ def read_archive(content: bytes) -> dict[str, bytes]:
 
 def zipped(members: list[tuple[str, bytes]], kind: int = zipfile.ZIP_STORED) -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
+    with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w") as archive:
+        warnings.simplefilter("ignore")  # on names that are there twice
         for name, content in members:
             archive.writestr(zipfile.ZipInfo(name), content, kind)
     return buffer.getvalue()
