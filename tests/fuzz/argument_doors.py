@@ -62,12 +62,12 @@ def faults(draw: Any, base: dict[str, Any], optional: tuple[str, ...] = ()) -> d
     return chosen
 
 
-class Reached(BaseException):
+class ReachedError(BaseException):
     """The call passed all checks: from here on it would compute."""
 
 
 def _reach(*args: Any, **kwargs: Any) -> Any:
-    raise Reached
+    raise ReachedError
 
 
 @contextlib.contextmanager
@@ -76,7 +76,7 @@ def _stopped_at_first_step() -> Iterator[None]:
         mock.patch.object(dpvim.fitting, "in_parallel", _reach),
         mock.patch.object(marginal_fit, "release", _reach),
         mock.patch.object(dpvim.tuning.Trials, "run", _reach),
-        contextlib.suppress(Reached),
+        contextlib.suppress(ReachedError),
     ):
         yield
 

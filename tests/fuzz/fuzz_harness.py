@@ -43,7 +43,7 @@ class Harness(NamedTuple):
     share: float = 1.0
 
 
-class Wrong(AssertionError):
+class WrongOutcomeError(AssertionError):
     """A case that came out neither as a right result nor as an error of ours."""
 
 
@@ -51,7 +51,7 @@ def outcome_of(harness: Harness, case: Any) -> str:
     """The kind of outcome of one case: ``result``, or the class of the error.
 
     Raises:
-        Wrong: If it is none that may be.
+        WrongOutcomeError: If it is none that may be.
     """
     memory, began = _peak_megabytes(), time.monotonic()
     try:
@@ -59,16 +59,16 @@ def outcome_of(harness: Harness, case: Any) -> str:
             warnings.simplefilter("ignore")
             harness.run(case)
         kind = "result"
-    except Wrong:
+    except WrongOutcomeError:
         raise
     except Exception as error:
         if reason := why_not_ours(error):
-            raise Wrong(f"{harness.name}: {reason}\n{_last_frames(error)}") from error
+            raise WrongOutcomeError(f"{harness.name}: {reason}\n{_last_frames(error)}") from error
         kind = type(error).__name__
     if (grown := _peak_megabytes() - memory) > MOST_MEGABYTES:
-        raise Wrong(f"{harness.name}: the case took {grown:.0f} MB")
+        raise WrongOutcomeError(f"{harness.name}: the case took {grown:.0f} MB")
     if (seconds := time.monotonic() - began) > MOST_SECONDS:
-        raise Wrong(f"{harness.name}: the case took {seconds:.0f} s")
+        raise WrongOutcomeError(f"{harness.name}: the case took {seconds:.0f} s")
     return kind
 
 
@@ -93,7 +93,7 @@ def explore(harness: Harness, max_examples: int, seed: int | None = None) -> Cou
     """Run so many cases; kinds of outcomes and their numbers.
 
     Raises:
-        Wrong: For the smallest case that was found to fail.
+        WrongOutcomeError: For the smallest case that was found to fail.
     """
     kinds: Counter[str] = Counter()
 
@@ -118,7 +118,7 @@ def explore(harness: Harness, max_examples: int, seed: int | None = None) -> Cou
 def expect(holds: object, what: str) -> None:
     """Part of a right result."""
     if not holds:
-        raise Wrong(f"accepted, but {what}")
+        raise WrongOutcomeError(f"accepted, but {what}")
 
 
 def _last_frames(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 import argument_doors
 import pytest
-from fuzz_harness import Wrong, explore
+from fuzz_harness import WrongOutcomeError, explore
 
 CASES = 20
 
@@ -23,7 +23,10 @@ def test_arguments(harness):
 
 def test_a_call_that_books_and_then_fails_is_seen():
     """The watch over the ledger must be able to fail."""
-    with pytest.raises(Wrong, match="changed the ledger"), argument_doors._ledger_watched() as path:
+    with (
+        pytest.raises(WrongOutcomeError, match="changed the ledger"),
+        argument_doors._ledger_watched() as path,
+    ):
         path.write_bytes(path.read_bytes() + b"\n")
         raise ValueError("refused: too late")
 

@@ -194,7 +194,7 @@ def _opened_parquet(source: Path, columns: Sequence[str] | None) -> pq.ParquetFi
     about, size = file.metadata, source.stat().st_size
     # Runs of equal values are kept as their length: what is read has a byte for each at least.
     groups = (about.row_group(i).total_byte_size for i in range(about.num_row_groups))
-    unfolded = max(sum(groups), about.num_rows * about.num_columns // 8)
+    unfolded = max(sum(groups), about.num_rows * about.num_columns)
     _check_unfolded(source, unfolded, size)
     check_names(source, file.schema_arrow.names, columns)
     return file
@@ -205,7 +205,7 @@ def _check_unfolded(source: Path, unfolded: int, size: int) -> None:
         raise TableError(
             f"{source}: expected a table, got a file of {size / 2**20:,.1f} MB that unfolds to "
             f"{unfolded / 2**20:,.0f} MB or more. It is not read; if it is what it should be, "
-            "write it without compression."
+            "write it as CSV without compression."
         )
 
 
