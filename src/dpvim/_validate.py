@@ -40,7 +40,7 @@ def positive_int(name: str, value: object, *, hint: str = "") -> int:
     """An integer of at least one."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(_message(name, "a positive integer", value, hint))
-    if not 1 <= value <= LARGEST_INTEGER:
+    if not 1 <= int(value) <= LARGEST_INTEGER:
         raise ValueError(_message(name, "a positive integer, at most 2**53", value, hint))
     return int(value)
 
@@ -51,7 +51,7 @@ def seed(name: str, value: object) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(_message(name, "an integer, or None", value, "Leave it out for privacy."))
-    if not 0 <= value < 2**63:
+    if not 0 <= int(value) < 2**63:
         raise ValueError(_message(name, "an integer from 0 to 2**63 - 1", value, ""))
     return int(value)
 

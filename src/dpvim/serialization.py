@@ -290,4 +290,5 @@ def _site_from_json(fields: dict[str, Any]) -> Site:
             raise ValueError("a site with a shape that is none")
     if not isinstance(fields["name"], str):
         raise ValueError("a site without a name")
-    return Site(fields["name"], *shapes, support)
+    shape, raw_shape = shapes
+    return Site(fields["name"], shape, raw_shape, support)

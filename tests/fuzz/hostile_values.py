@@ -48,7 +48,7 @@ def trees(draw: Any, base: Any) -> Any:
         deed = draw(st.sampled_from(["replace", "replace", "replace", "remove", "add"]))
         if not path:
             if deed == "replace" and draw(st.integers(0, 4)) == 0:
-                tree = draw(values)
+                tree = copy.deepcopy(draw(values))
             continue
         *before, last = path
         parent = tree
@@ -57,9 +57,9 @@ def trees(draw: Any, base: Any) -> Any:
         if deed == "remove":
             del parent[last]
         elif deed == "add" and isinstance(parent, dict):
-            parent[draw(st.sampled_from(["extra", "", "name"]))] = draw(values)
+            parent[draw(st.sampled_from(["extra", "", "name"]))] = copy.deepcopy(draw(values))
         else:
-            parent[last] = draw(values)
+            parent[last] = copy.deepcopy(draw(values))
     return tree
 
 

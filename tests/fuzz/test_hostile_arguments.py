@@ -2,7 +2,7 @@
 
 import argument_doors
 import pytest
-from fuzz_harness import WrongOutcomeError, explore
+from fuzz_harness import Harness, WrongOutcomeError, explore, outcome_of
 
 CASES = 20
 
@@ -23,12 +23,14 @@ def test_arguments(harness):
 
 def test_a_call_that_books_and_then_fails_is_seen():
     """The watch over the ledger must be able to fail."""
-    with (
-        pytest.raises(WrongOutcomeError, match="changed the ledger"),
-        argument_doors._ledger_watched() as path,
-    ):
-        path.write_bytes(path.read_bytes() + b"\n")
-        raise ValueError("refused: too late")
+
+    def run(case):
+        with argument_doors._ledger_watched() as path:
+            path.write_bytes(path.read_bytes() + b"\n")
+            raise ValueError("refused: too late")
+
+    with pytest.raises(WrongOutcomeError, match="changed the ledger"):
+        outcome_of(Harness("late", None, run), None)
 
 
 def test_a_call_without_faults_is_booked_and_reaches_its_first_step():

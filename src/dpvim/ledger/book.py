@@ -470,8 +470,9 @@ class Booking:
 
         To settle once more at the same number does nothing.
         """
-        is_number = isinstance(steps, Integral) and not isinstance(steps, bool)
-        if not is_number or not 0 <= steps <= self.steps:
+        given: Any = steps
+        is_number = isinstance(given, Integral) and not isinstance(given, bool)
+        if not is_number or not 0 <= given <= self.steps:
             raise ValueError(
                 f"steps: expected 0 to {self.steps:,}, which are booked, got "
                 f"{_validate.shown(steps)}. More steps "

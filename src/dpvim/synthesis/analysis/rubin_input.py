@@ -21,7 +21,7 @@ Matrix: TypeAlias = Float[np.ndarray, "k k"]
 def read_estimates(estimates: Any) -> tuple[Float[np.ndarray, "m k"], tuple[str, ...] | None]:
     """One row for each data set, and the names that a frame or series bring with them."""
     if not isinstance(estimates, np.ndarray | pd.DataFrame | pd.Series):
-        _validate.an_instance("estimates", estimates, Iterable, "numbers, one for each data set")  # type: ignore[type-abstract]
+        _validate.an_instance("estimates", estimates, Iterable, "numbers, one for each data set")
         estimates = list(estimates)
         if estimates and all(isinstance(entry, pd.Series) for entry in estimates):
             # Aligned by label: a label that some series lack becomes NaN and is refused below.
@@ -59,7 +59,7 @@ def read_names(
     """The given names, else those that were found, else q1, q2, ..."""
     if given is None:
         return found or tuple(f"q{i + 1}" for i in range(k))
-    _validate.an_instance("names", given, Iterable, "a list of names")  # type: ignore[type-abstract]
+    _validate.an_instance("names", given, Iterable, "a list of names")
     names = (given,) if isinstance(given, str) else tuple(map(str, given))
     for name in names:
         _validate.text("names", name)
@@ -75,7 +75,7 @@ def read_within(covariances: Any, m: int, k: int, labels: tuple[str, ...] | None
     """Mean covariance matrix; NaN off the diagonal if variances are all there is."""
     if not isinstance(covariances, np.ndarray | pd.DataFrame | pd.Series):
         expected = "numbers, as many as there are data sets"
-        _validate.an_instance("covariances", covariances, Iterable, expected)  # type: ignore[type-abstract]
+        _validate.an_instance("covariances", covariances, Iterable, expected)
         covariances = list(covariances)
         for i, entry in enumerate(covariances):
             if labels and isinstance(entry, pd.DataFrame) and tuple(map(str, entry)) != labels:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
-from dpvim import _validate
+from dpvim._validate import shown
 
 
 class SchemaError(ValueError):
@@ -18,10 +18,10 @@ class NotReviewedError(SchemaError):
 
 def did_you_mean(given: object, known: Collection[str]) -> str:
     """A hint that names the closest of the known words; empty if none is close."""
-    close = difflib.get_close_matches(_validate.shown(given).strip("'"), list(known), n=1)
+    close = difflib.get_close_matches(shown(given).strip("'"), list(known), n=1)
     return f"Did you mean {close[0]!r}?" if close else ""
 
 
 def mismatch(key: str, expected: str, given: object, hint: str) -> SchemaError:
     """An error on one key of a schema."""
-    return SchemaError(f"{key}: expected {expected}, got {_validate.shown(given)}. {hint}")
+    return SchemaError(f"{key}: expected {expected}, got {shown(given)}. {hint}")

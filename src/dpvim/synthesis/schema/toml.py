@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dpvim import _validate
+from dpvim._validate import shown
 from dpvim.files import MOST_TEXT, existing_file
 from dpvim.synthesis.schema.base import Column
 from dpvim.synthesis.schema.columns import KINDS, AnyColumn, field_names
@@ -71,7 +71,7 @@ def format_toml(
 
 
 def _column(source: str, number: int, entry: Mapping[str, Any]) -> AnyColumn:
-    where = f"{source}: column {_validate.shown(entry.get('name', number))}"
+    where = f"{source}: column {shown(entry.get('name', number))}"
     kind = entry.get("kind")
     if kind not in list(KINDS):  # a list: what TOML holds need not be hashable
         hint = did_you_mean(kind, KINDS) or "Add it to the entry."
@@ -92,7 +92,7 @@ def _check_keys(where: str, content: Mapping[str, Any], known: Collection[str]) 
     for key in content:
         if key not in known:
             hint = did_you_mean(key, known) or "Known here: " + ", ".join(known) + "."
-            raise SchemaError(f"{where}: unknown key {_validate.shown(key)}. {hint}")
+            raise SchemaError(f"{where}: unknown key {shown(key)}. {hint}")
 
 
 def _entries(column: Column) -> dict[str, Any]:
