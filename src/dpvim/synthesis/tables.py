@@ -21,8 +21,8 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import pandas as pd
 
-from dpvim import _validate
 from dpvim._extras import LazyModule
+from dpvim._validate import shown
 from dpvim.files import as_path, existing_file, new_file
 from dpvim.synthesis.formulas import SIGNS, check_rule, is_formula, quoted, refusal
 
@@ -229,11 +229,9 @@ def _wanted(columns: Sequence[str] | None) -> Sequence[str] | None:
         return None
     given = [] if isinstance(columns, str) or not isinstance(columns, Iterable) else [*columns]
     if not given or not all(isinstance(name, str) for name in given):
-        raise TableError(
-            f"columns: expected a list of names, at least one, got {_validate.shown(columns)}."
-        )
+        raise TableError(f"columns: expected a list of names, at least one, got {shown(columns)}.")
     if len(set(given)) < len(given):
-        raise TableError(f"columns: expected every name once, got {_validate.shown(columns)}.")
+        raise TableError(f"columns: expected every name once, got {shown(columns)}.")
     return given
 
 
@@ -276,15 +274,14 @@ def _read_csv(
     ):
         raise TableError(
             f"delimiter: expected one character such as ',' or ';', got "
-            f"{_validate.shown(delimiter)}. A tab is '\\t'."
+            f"{shown(delimiter)}. A tab is '\\t'."
         )
     try:
         encoding = codecs.lookup(encoding).name
         "".encode(encoding)  # some codecs are not of texts
     except (LookupError, ValueError, TypeError):
         raise TableError(
-            "encoding: expected a name such as 'utf-8' or 'latin-1', got "
-            f"{_validate.shown(encoding)}."
+            f"encoding: expected a name such as 'utf-8' or 'latin-1', got {shown(encoding)}."
         ) from None
     with _csv_errors_explained(source, encoding):
         if _is_compressed(source):
