@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import dpvim
 from dpvim.files import MOST_TEXT, existing_file, read_json
-from dpvim.ledger import storage
+from dpvim.ledger import chain, storage
 from dpvim.ledger.entries import LedgerError
 from dpvim.synthesis import tables
 from dpvim.synthesis.schema import Schema, SchemaError
@@ -165,3 +165,10 @@ def test_arrays_of_objects_are_never_unpickled(tmp_path):
     path.write_bytes(hostile_values.zipped([*members.items()]))
     with pytest.raises(dpvim.FileError):
         dpvim.load(path)
+
+
+def test_a_line_of_a_ledger_that_is_too_deep_is_no_entry():
+    """Its hash is right, so that it is parsed."""
+    line = chain.linked('{"entry": ' + "[" * 100_000 + "]" * 100_000 + "}", chain.START)
+    (problem,) = chain.read(f"{line}\n".encode()).problems
+    assert problem.text == "is no json"
