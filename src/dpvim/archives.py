@@ -53,8 +53,8 @@ class Archive:
             )
         if not isinstance(meta.get("version"), int) or meta["version"] > newest:
             raise FileError(
-                f"{self._source}: written in version {meta.get('version')!s:.50} of the format, this "
-                f"dpvim reads up to {newest}. Install a newer dpvim."
+                f"{self._source}: written in version {meta.get('version')!s:.50} of the format, "
+                f"this dpvim reads up to {newest}. Install a newer dpvim."
             )
 
     def __contains__(self, name: str) -> bool:
