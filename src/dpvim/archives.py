@@ -11,24 +11,21 @@ import io
 import json
 import math
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from dpvim.files import new_file
+from dpvim.files import MOST_TEXT, FileError, existing_file, new_file
+
+__all__ = ["Archive", "FileError", "opened", "write", "write_into"]
 
 # A small file could unfold to more than the memory. Traces are noise, which hardly gets smaller
 # when it is compressed; files up to the first number are read whatever they hold.
 _ALWAYS_READ = 64 * 2**20
 _MOST_EXPANSION = 50
 _META = "meta.json"
-
-
-class FileError(ValueError):
-    """The file is not one that can be read."""
 
 
 class Archive:
@@ -43,6 +40,8 @@ class Archive:
         _check_size(source, archive)
         if _META not in archive.namelist():
             raise FileError(f"{source}: not a fit saved by dpvim (an archive of another kind).")
+        if archive.getinfo(_META).file_size > MOST_TEXT:
+            raise FileError(f"{source}: not a fit saved by dpvim (its page of json is too large).")
         self.meta: Any = json.loads(archive.read(_META))
 
     def check_version(self, kind: str, newest: int) -> None:
@@ -54,12 +53,17 @@ class Archive:
             )
         if not isinstance(meta.get("version"), int) or meta["version"] > newest:
             raise FileError(
-                f"{self._source}: written in version {meta.get('version')} of the format, this "
-                f"dpvim reads up to {newest}. Install a newer dpvim."
+                f"{self._source}: written in version {meta.get('version')!s:.50} of the format, "
+                f"this dpvim reads up to {newest}. Install a newer dpvim."
             )
 
     def __contains__(self, name: str) -> bool:
         return f"{name}.npy" in self._archive.namelist()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it unfolds to: nothing in it describes more numbers than these hold."""
+        return sum(member.file_size for member in self._archive.infolist())
 
     @property
     def names(self) -> list[str]:
@@ -94,9 +98,7 @@ def write_into(
 @contextlib.contextmanager
 def opened(path: str | Path) -> Iterator[Archive]:
     """A file to be read; whatever is wrong with what it holds is a `FileError`."""
-    source = Path(path)
-    if not source.exists():
-        raise FileNotFoundError(f"{source}: there is no such file.")
+    source = existing_file(path)
     try:
         with zipfile.ZipFile(source) as archive:
             yield Archive(source, archive)
@@ -106,12 +108,9 @@ def opened(path: str | Path) -> Iterator[Archive]:
         raise FileError(
             f"{source}: not a fit saved by dpvim, or cut short. Copy or save it again."
         ) from error
-    except (
-        *(KeyError, ValueError, TypeError, AttributeError, EOFError, OverflowError),
-        *(zlib.error, RecursionError, NotImplementedError, RuntimeError),
-    ) as error:
+    except Exception as error:  # of zip, of compression, of arrays: nobody can list them all
         raise FileError(
-            f"{source}: damaged or not written by dpvim ({type(error).__name__}: {error})."
+            f"{source}: damaged or not written by dpvim ({type(error).__name__}: {error!s:.300})."
         ) from error
 
 

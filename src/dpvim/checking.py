@@ -440,6 +440,8 @@ def _inputs(
     fit: Fit, data: tuple[Any, ...], keyword_data: Mapping[str, Any], seed: int | None
 ) -> ModelInput:
     """Records of the kind that the fit has: rows, or persons."""
+    _validate.an_instance("fit", fit, Fit, "a dpvim.Fit")
+    _validate.seed("seed", seed)
     return read_inputs(
         data,
         dict(keyword_data),

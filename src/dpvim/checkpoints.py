@@ -22,6 +22,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
+import re
 import secrets
 import sys
 import time
@@ -35,7 +36,7 @@ import numpy as np
 
 from dpvim import archives
 from dpvim.archives import FileError
-from dpvim.files import PARTIAL, durable_file, is_ours_alone, shred
+from dpvim.files import PARTIAL, as_path, durable_file, is_ours_alone, shred
 from dpvim.fingerprint import keyed_fingerprint
 from dpvim.privacy.randomness import SECRET_BYTES, SecretStreams
 
@@ -54,6 +55,7 @@ MOST_OVERHEAD = 0.01
 # What is not in the file of a result. A fingerprint of the data beside its key would be a test of
 # guesses about them.
 _SECRETS = ("secret", "data_key", "data")
+_HEX = re.compile(f"[0-9a-f]{{{2 * SECRET_BYTES}}}")
 _SOFTWARE = ("dpvim", "jax", "jaxlib", "numpy", "numpyro", "pandas", "pyarrow", "randomgen")
 
 
@@ -162,7 +164,7 @@ def opened(
     Raises:
         FileError: Before anything is spent, if the folder cannot be used.
     """
-    target = Path(folder)
+    target = as_path("checkpoint", folder)
     question = {**question, "software": software()}
     with _clear_errors(target, "Nothing was spent."):
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -235,6 +237,7 @@ def _existing(folder: Path) -> Checkpoint | None:
     if (folder / RESULT).exists():
         advice = "What it held is lost; remove the folder, and a new run costs its budget anew."
         facts, _ = _read(folder / RESULT, advice)
+        _check_facts(folder / RESULT, facts, advice)
         return Checkpoint(folder, facts, is_finished=True)
     if not (folder / BEGIN).exists():
         if (folder / STATE).exists():
@@ -244,11 +247,12 @@ def _existing(folder: Path) -> Checkpoint | None:
                 "its budget anew."
             )
         return None
-    facts, _ = _read(
-        folder / BEGIN,
+    advice = (
         "Without the secret in it the run cannot go on. Remove the folder: a new run costs its "
-        "budget anew.",
+        "budget anew."
     )
+    facts, _ = _read(folder / BEGIN, advice)
+    _check_facts(folder / BEGIN, facts, advice, with_secret=True)
     _check_place(folder, facts)
     return Checkpoint(folder, facts, is_finished=False)
 
@@ -263,6 +267,20 @@ def _new_facts(question: Mapping[str, str], data_digest: bytes) -> dict[str, Any
         "start": int.from_bytes(fresh_secret()[:8], "little"),
         "secret": fresh_secret().hex(),
     }
+
+
+def _check_facts(
+    path: Path, facts: Mapping[str, Any], advice: str, *, with_secret: bool = False
+) -> None:
+    """Refuse facts that are not those of a run."""
+    texts, question, start = [facts.get("id")], facts.get("question"), facts.get("start")
+    keys = [facts.get(name) for name in _SECRETS] if with_secret else []
+    ok = isinstance(question, dict) and isinstance(start, int) and 0 <= start < 2**64
+    if with_secret:
+        ok = ok and isinstance(facts.get("place"), dict)
+    ok = ok and all(isinstance(text, str) and text for text in [*texts, *(question or {}).values()])
+    if not (ok and all(isinstance(key, str) and _HEX.fullmatch(key) for key in keys)):
+        raise FileError(f"{path}: damaged: the facts of its run are not in it. {advice}")
 
 
 def fresh_secret() -> bytes:

@@ -12,8 +12,72 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+MOST_TEXT = 16 * 2**20
+"""Bytes that a file of settings may have, json or TOML: far more than any has."""
 PARTIAL = ".partial"
 """Ends the names of files and folders that are not complete."""
+
+
+class FileError(ValueError):
+    """The file is not one that can be read."""
+
+
+def existing_file(
+    path: str | os.PathLike[str],
+    *,
+    most: int | None = None,
+    error: type[ValueError] = FileError,
+) -> Path:
+    """The path of a file to read, which is there and has not more than `most` bytes.
+
+    Raises:
+        FileNotFoundError: It is not there.
+        error: It is no file (a folder, a device that never ends), or too large.
+    """
+    source = as_path("path", path)
+    try:
+        found = source.stat()
+    except OSError as reason:
+        if isinstance(reason, PermissionError):
+            raise error(f"{source}: may not be read. Ask for the right to.") from None
+        raise FileNotFoundError(f"{source}: there is no such file.") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise error(f"{source}: expected a file, got a folder or something else.")
+    if most is not None and found.st_size > most:
+        raise error(
+            f"{source}: expected at most {most / 2**20:,.0f} MB, got {found.st_size / 2**20:,.0f}. "
+            "It is not read."
+        )
+    return source
+
+
+def as_path(name: str, value: object) -> Path:
+    """A path that a system could have."""
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{name}: expected the name of a file, got {type(value).__name__}.")
+    text = os.fspath(value)
+    try:
+        encoded = os.fsencode(text)
+    except UnicodeEncodeError:  # half of a character
+        encoded = b""
+    too_long = len(encoded) > 4095 or any(len(part) > 255 for part in encoded.split(b"/"))
+    if not isinstance(text, str) or not encoded or b"\0" in encoded or too_long:
+        raise ValueError(f"{name}: expected the name of a file, got {text[:100]!r}.")
+    return Path(text)
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """A json file that holds an object, or a `FileError` that says what is wrong with it."""
+    source = existing_file(path, most=MOST_TEXT)
+    try:
+        content = json.loads(source.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileError(
+            f"{source}: damaged: expected json ({type(error).__name__}). Copy or write it again."
+        ) from error
+    if not isinstance(content, dict):
+        raise FileError(f"{source}: damaged: expected a json object. Copy or write it again.")
+    return content
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from dpvim.files import existing_file
+
 _BLOCK = 2**20
 
 
@@ -34,7 +36,7 @@ def data_digest(*data: Any) -> bytes:
 
 def file_digest(path: str | Path) -> bytes:
     """SHA-256 of what a file holds. Secret, as `data_digest`."""
-    with open(path, "rb") as file:
+    with open(existing_file(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from dpvim import _validate
 from dpvim._compile import single_precision
 from dpvim._progress import show_progress
-from dpvim.bridge.data import ModelInput
+from dpvim.bridge.data import ModelInput, check_model
 from dpvim.bridge.model import bridge
 from dpvim.bridge.persons import GROUP_BY, read_inputs, rows_of
 from dpvim.inference.loop import runs_per_program
@@ -136,11 +136,13 @@ def fit_many(
     Each fit's statement is about that fit alone. With a ledger all fits are booked at once, or none
     of them is; without one, whoever publishes several has to find what they cost together.
     """
+    _validate.an_instance("each", each, (list, tuple), "a list of dicts of options")
     if not each:
         raise ValueError("each: expected at least one fit, got an empty list.")
     _refuse_checkpoint("fit_many", options)
     calls = []
     for own in each:
+        _validate.an_instance("each", own, Mapping, "a list of dicts of options")
         for name in own:
             _validate.one_of("each", name, _PARTICULAR)
             if name in options:
@@ -191,6 +193,7 @@ def _fit_all(
 
     The calls share everything but seeds, initial values and noise.
     """
+    check_model(model, data, [name for name in keyword_data if name != GROUP_BY])
     seeds = [call.options.seed for call in calls]
     most_rows = calls[0].length.max_rows_per_person
     refuse_checkpoint_of_persons(calls[0].options.checkpoint, most_rows)

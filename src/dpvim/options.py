@@ -16,7 +16,7 @@ from dpvim.inference.families import Family, FamilySpec, Layout
 from dpvim.inference.families.base import scale_transform_of
 from dpvim.inference.gradient import default_width, width_schedule
 from dpvim.inference.release_sums import LARGEST_FULL_DIM
-from dpvim.inference.variants import Variant, make_variant, whitened_clip_norm
+from dpvim.inference.variants import VARIANTS, Variant, make_variant, whitened_clip_norm
 from dpvim.inference.windows import default_num_steps, window_widths
 from dpvim.ledger.book import Ledger
 from dpvim.ledger.payment import Account
@@ -67,6 +67,15 @@ class FitOptions:
             raise TypeError(
                 f"checkpoint: expected the name of a folder, got {type(self.checkpoint).__name__}."
             )
+        if self.variant is not None:
+            _validate.one_of("variant", self.variant, VARIANTS)
+        _validate.seed("seed", self.seed)
+        if self.trace_every is not None:
+            _validate.positive_int("trace_every", self.trace_every)
+        if self.init_params is not None:
+            expected = "a dict of values by the names of sites"
+            _validate.an_instance("init_params", self.init_params, Mapping, expected)
+        _validate.an_instance("progress", self.progress, (bool, type(None)), "True, False or None")
         scale = init_scale_of(self.family, self.init_scale)
         if scale is not None:
             put(self, "init_scale", _validate.positive("init_scale", scale))
@@ -138,7 +147,7 @@ class FitOptions:
 
     def _check_probe_width(self) -> None:
         can_widen = self._can_widen()
-        if self.probe_width == "auto":
+        if isinstance(self.probe_width, str) and self.probe_width == "auto":
             return
         width = _validate.positive("probe_width", self.probe_width, hint="Or 'auto'.")
         if width < 1:
@@ -171,6 +180,16 @@ class RunLength:
     num_steps: int | None = None
     num_epochs: float | None = None
     max_rows_per_person: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.sampling_prob is not None:
+            check_sampling_prob(self.sampling_prob)
+        if self.num_steps is not None:
+            _validate.positive_int("num_steps", self.num_steps)
+        if self.num_epochs is not None:
+            _validate.positive("num_epochs", self.num_epochs)
+        if self.max_rows_per_person is not None:
+            _validate.positive_int("max_rows_per_person", self.max_rows_per_person)
 
     def resolve(
         self, *, num_examples: int, dim: int, options: FitOptions | None = None
@@ -217,6 +236,14 @@ class Budget(RunLength):
     purpose: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.purpose is not None:
+            _validate.text("purpose", self.purpose)
+        if self.num_examples is not None:
+            _validate.positive_int("num_examples", self.num_examples)
+        for name in ("epsilon", "noise_multiplier", "clip_norm"):
+            if getattr(self, name) is not None:
+                _validate.positive(name, getattr(self, name))
         if self.ledger is not None:
             object.__setattr__(self, "ledger", Ledger.of(self.ledger))
         elif self.purpose is not None:

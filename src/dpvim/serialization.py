@@ -10,6 +10,7 @@ names are looked up in fixed tables.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
-from dpvim import archives
+from dpvim import _validate, archives
 from dpvim.archives import FileError
 from dpvim.bridge.latent_space import LatentSpace, Site
 from dpvim.inference.blocks import Blocks
@@ -27,7 +28,7 @@ from dpvim.inference.release_sums import ReleaseSums
 from dpvim.inference.steering import SteeredReleases
 from dpvim.inference.trace import Trace
 from dpvim.privacy.plan import NonPrivatePlan, Plan, PrivacyPlan
-from dpvim.privacy.statement import NoPrivacy, PrivacyStatement
+from dpvim.privacy.statement import COUNTS, GRADIENTS, NoPrivacy, PrivacyStatement
 
 if TYPE_CHECKING:
     from dpvim.posterior.from_releases.exact_prior import PriorDraws
@@ -104,6 +105,8 @@ def read(path: str | Path) -> SavedFit:
         meta = archive.meta
         archive.check_version(FORMAT, VERSION)
         space = LatentSpace([_site_from_json(site) for site in meta["sites"]])
+        if space.dim > archive.num_bytes:
+            raise ValueError(f"a latent with {space.dim} entries, for which the file is too small")
         family = _family(meta, space)
         arrays = archive.arrays(("steps", *_shapes_of(family)._fields))
         releases = _optional(archive, _RELEASES, ReleaseSums)
@@ -243,7 +246,16 @@ def privacy_from_json(fields: dict[str, Any] | None, plan: Plan) -> PrivacyState
     if fields is None or not isinstance(plan, PrivacyPlan):
         return NoPrivacy()
     # The cost is computed anew: a file cannot claim less than its plan costs.
-    return PrivacyStatement.of(plan, **fields)
+    statement = PrivacyStatement.of(plan, **fields)
+    steps, chosen_at = statement.steps_done, statement.chosen_at
+    if type(steps) is not int or steps < 0 or type(statement.for_testing) is not bool:
+        raise ValueError("the steps of its privacy statement are no number, or it is of no kind")
+    if not isinstance(statement.released, str):
+        raise ValueError("its privacy statement does not say what was released")
+    _validate.one_of("mechanism", statement.mechanism, (GRADIENTS, COUNTS))
+    if chosen_at is not None:
+        _validate.positive("chosen_at", chosen_at)
+    return statement
 
 
 def _site_to_json(site: Site) -> dict[str, Any]:
@@ -272,4 +284,11 @@ def _site_from_json(fields: dict[str, Any]) -> Site:
     else:
         make, names = _BOUNDED_SUPPORTS[kind]
         support = make(*(np.asarray(bounds[name], np.float32) for name in names))
-    return Site(fields["name"], tuple(fields["shape"]), tuple(fields["raw_shape"]), support)
+    shapes = [tuple(fields[name]) for name in ("shape", "raw_shape")]
+    for size in itertools.chain(*shapes):
+        if type(size) is not int or size < 0:
+            raise ValueError("a site with a shape that is none")
+    if not isinstance(fields["name"], str):
+        raise ValueError("a site without a name")
+    shape, raw_shape = shapes
+    return Site(fields["name"], shape, raw_shape, support)

@@ -23,8 +23,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpvim._compile import single_precision
+from dpvim.bridge.data import check_model
 from dpvim.bridge.model import BridgedModel, bridge
-from dpvim.bridge.persons import read_inputs
+from dpvim.bridge.persons import GROUP_BY, read_inputs
 from dpvim.inference.release_sums import LARGEST_FULL_DIM
 from dpvim.inference.windows import fewest_steps, windows_of
 from dpvim.options import Budget, FitOptions, RunLength, take
@@ -233,6 +234,7 @@ def plan(model: Callable[..., Any], *data: Any, **options: Any) -> FitPlan:
         model, data, options: As in `dpvim.fit`. With a ledger, what it does not pay for is refused.
     """
     request = Request(take(Budget, options), take(FitOptions, options))
+    check_model(model, data, [name for name in options if name != GROUP_BY])
     inputs = read_inputs(
         data,
         options,

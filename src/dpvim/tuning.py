@@ -221,6 +221,9 @@ def tune(
         ``repeat``.
     """
     chosen = _candidates(candidates)
+    _validate.seed("seed", seed)
+    if purpose is not None:
+        _validate.text("purpose", purpose)
     if ledger is not None:
         if method == REPEAT:
             raise ValueError(
@@ -355,6 +358,7 @@ class Trials:
 
 def _candidates(candidates: Candidates) -> dict[str, _Candidate]:
     found = {}
+    _validate.an_instance("candidates", candidates, Mapping, "a dict of models by name")
     for name, given in candidates.items():
         model, own = given if isinstance(given, tuple) else (given, {})
         if not callable(model):
@@ -362,6 +366,8 @@ def _candidates(candidates: Candidates) -> dict[str, _Candidate]:
                 f"candidates[{name!r}]: expected a model, or a pair of a model and options, got "
                 f"{type(model).__name__}."
             )
+        expected = "a dict of options beside the model"
+        _validate.an_instance(f"candidates[{name!r}]", own, Mapping, expected)
         found[str(name)] = _Candidate(model, dict(own))
     if len(found) < 2:
         raise ValueError(

@@ -23,14 +23,15 @@ from dpvim.ledger.entries import (
 
 TEXT = st.text(max_size=20)
 NUMBER = st.floats(0, 1e6)
+DELTA = st.floats(1e-12, 0.5)
 ENTRIES = st.one_of(
     st.builds(
         Declared,
         name=TEXT,
-        epsilon=NUMBER,
-        delta=NUMBER,
+        epsilon=st.floats(1e-6, 1e6),
+        delta=DELTA,
         relation=st.sampled_from(["zero_out", "replace_one"]),
-        unit=TEXT,
+        unit=st.sampled_from(["record", "person"]),
         time=TEXT,
         format=st.just("dpvim ledger"),
         version=st.just(1),
@@ -48,7 +49,7 @@ ENTRIES = st.one_of(
         ),
         runs=st.integers(1, 100),
         epsilon=NUMBER,
-        delta=NUMBER,
+        delta=DELTA,
         total=NUMBER,
         seeded=st.booleans(),
         time=TEXT,

@@ -6,8 +6,9 @@ An error names the argument, never a row: it must not say which record is at fau
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -124,6 +125,30 @@ def prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInput:
     return ModelInput(records, num_rows, signature, call)
 
 
+def check_model(
+    model: object, args: tuple[Any, ...] | None = None, keywords: Iterable[str] = ()
+) -> None:
+    """Refuse what cannot be a model, or does not take such arguments: a misspelt option, say."""
+    if not callable(model) or isinstance(model, type):
+        raise TypeError(
+            f"model: expected a NumPyro model, a function of the data, got "
+            f"{getattr(model, '__name__', type(model).__name__)}."
+        )
+    if args is None:
+        return
+    try:
+        signature = inspect.signature(model)
+    except (TypeError, ValueError):  # it has none that can be known
+        return
+    try:
+        signature.bind(*args, **dict.fromkeys(keywords))
+    except TypeError as error:
+        raise TypeError(
+            f"data: expected the arguments of the model, {signature}, got others ({error}). What "
+            "is no option of dpvim is handed to the model: is a name misspelt?"
+        ) from None
+
+
 def map_arrays(function: Callable[[Any], Any], arguments: Any) -> Any:
     """Apply a function to all data among the arguments ``(args, kwargs)`` of a model."""
 
@@ -180,7 +205,13 @@ def _numeric_array(name: str, leaf: Any) -> np.ndarray:
             "common one would be made: one record could change how all others are held. Use "
             "frame.to_numpy('float32'), or give columns as arrays of their own."
         )
-    array = np.asarray(leaf)
+    try:
+        array = np.asarray(leaf)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise TypeError(
+            f"{name}: expected an array of numbers, got {type(leaf).__name__}, which is none "
+            f"({type(error).__name__}). Use numpy.asarray with rows of equal length."
+        ) from None
     if array.dtype.kind not in "biuf":
         raise TypeError(
             f"{name}: expected an array of numbers or booleans, got {type(leaf).__name__} of dtype "

@@ -23,13 +23,15 @@ import os
 import secrets
 import warnings
 from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from dpvim import _validate
+from dpvim.files import as_path
 from dpvim.ledger import cost, storage
 from dpvim.ledger.chain import Problem
-from dpvim.ledger.entries import Booked, Bound, Declared, Entry, LedgerError, Settled, now
+from dpvim.ledger.entries import UNITS, Booked, Bound, Declared, Entry, LedgerError, Settled, now
 from dpvim.ledger.fingerprint import digest_of, key_path, make_key, read_key
 from dpvim.ledger.storage import Contents
 from dpvim.privacy.plan import PrivacyPlan
@@ -38,7 +40,6 @@ from dpvim.types import BudgetExceededError, PrivacyWarning, Relation
 
 RECORD = "record"
 """The default unit of privacy: what neighbouring data sets differ in."""
-_UNITS = (RECORD, "person")
 
 
 class Job(NamedTuple):
@@ -110,7 +111,7 @@ class Ledger:
     def __init__(
         self, path: str | os.PathLike[str], *, data: Any = None, allow_seeds: bool = False
     ) -> None:
-        self.path = Path(path)
+        self.path = as_path("path", path)
         self.allow_seeds = allow_seeds
         self._declared = _state(self.path, self._contents()).declared
         self._source = None if data is None else digest_of(data)
@@ -145,11 +146,11 @@ class Ledger:
             epsilon=_validate.positive("epsilon", epsilon),
             delta=_validate.open_unit("delta", delta),
             relation=_validate.one_of("relation", relation, [each.value for each in Relation]),
-            unit=_validate.one_of("unit", unit, _UNITS),
+            unit=_validate.one_of("unit", unit, UNITS),
             time=now(),
         )
         digest = None if data is None else digest_of(data)
-        storage.create(Path(path), declared)
+        storage.create(as_path("path", path), declared)
         ledger = cls(path)
         if digest is not None:
             ledger._bind(digest, "the data set")
@@ -483,9 +484,12 @@ class Booking:
 
         To settle once more at the same number does nothing.
         """
-        if isinstance(steps, bool) or not 0 <= steps <= self.steps:
+        given: Any = steps
+        is_number = isinstance(given, Integral) and not isinstance(given, bool)
+        if not is_number or not 0 <= given <= self.steps:
             raise ValueError(
-                f"steps: expected 0 to {self.steps:,}, which are booked, got {steps!r}. More steps "
+                f"steps: expected 0 to {self.steps:,}, which are booked, got "
+                f"{_validate.shown(steps)}. More steps "
                 "are booked before they are taken."
             )
         self.ledger._settle(self.id, int(steps))
@@ -604,5 +608,7 @@ def _bound(path: Path, digest: bytes, note: str) -> Bound:
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{name}: expected a few words, got {value!r}. It is public.")
-    return " ".join(value.split())
+        raise ValueError(
+            f"{name}: expected a few words, got {_validate.shown(value)}. It is public."
+        )
+    return " ".join(_validate.text(name, value).split())

@@ -126,7 +126,7 @@ def _parse(raw: bytes) -> tuple[dict[str, Any], str, str] | str:
         return "does not have the hash that it was written with: it was edited or damaged"
     try:
         fields = json.loads(found[1] + "}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return "is no json"
     if not isinstance(fields, dict):
         return "is no json object"

@@ -9,9 +9,11 @@ from typing import Any, TypeAlias
 
 from dpvim import _validate
 from dpvim.privacy.plan import PrivacyPlan
-from dpvim.types import Relation
+from dpvim.types import Relation, Unit
 
 FORMAT, VERSION = "dpvim ledger", 1
+UNITS = tuple(unit.value for unit in Unit)
+"""Units of privacy."""
 
 
 class LedgerError(ValueError):
@@ -108,6 +110,13 @@ KINDS: dict[str, type[Entry]] = {
     "repaired": Repaired,
 }
 _NAMES = {kind: name for name, kind in KINDS.items()}
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "str": str,
+    "int": int,
+    "float": (int, float),
+    "bool": bool,
+    "dict[str, Any]": dict,
+}
 
 
 def to_fields(entry: Entry) -> dict[str, Any]:
@@ -127,6 +136,7 @@ def from_fields(fields: dict[str, Any]) -> Entry:
     if kind is None or names != set(given):
         raise ValueError("expected the fields of an entry; a newer dpvim may have written it")
     entry = kind(**given)
+    _check_types(entry)
     if isinstance(entry, Declared):
         if (entry.format, entry.version) != (FORMAT, VERSION):
             raise ValueError(
@@ -134,16 +144,30 @@ def from_fields(fields: dict[str, Any]) -> Entry:
                 f"version {VERSION} of {FORMAT!r}"
             )
         Relation(entry.relation)
+        _validate.one_of("unit", entry.unit, UNITS)
+        _validate.positive("epsilon", entry.epsilon)
+        _validate.open_unit("delta", entry.delta)
     if isinstance(entry, Booked):
         # What is counted must be a price: a plan with steps and noise, carried out at least once.
         PrivacyPlan(**entry.plan).noise_stddev  # noqa: B018
         _validate.positive_int("runs", entry.runs)
+        _validate.open_unit("delta", entry.delta)
     return entry
 
 
 def as_text(entry: Entry) -> str:
     """One line of json for people to read."""
     return json.dumps(to_fields(entry), ensure_ascii=False, allow_nan=False)
+
+
+def _check_types(entry: Entry) -> None:
+    """Refuse a value that is no text, number or object where the entry has one."""
+    for field in dataclasses.fields(entry):
+        value = getattr(entry, field.name)
+        wanted = str(field.type)  # the annotation, as it is written
+        is_flag = isinstance(value, bool) and wanted != "bool"
+        if is_flag or not isinstance(value, _TYPES[wanted]):
+            raise ValueError(f"{field.name}: expected {wanted}, got {_validate.shown(value)}")
 
 
 def now() -> str:

@@ -10,16 +10,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpvim.files import new_file
+from dpvim.files import new_file, read_json
 from dpvim.ledger import chain
 from dpvim.ledger.chain import Chain, Problem
 from dpvim.ledger.entries import Entry, LedgerError, Repaired, as_text, from_fields, now
 
+# A booking is a line of about a kilobyte: no ledger has as many.
+_MOST_BYTES = 256 * 2**20
 _REPAIRED = (
     "the line before was cut short by a crash while it was written. Its booking had not returned, "
     "so that nothing was released under it: it counts for nothing."
@@ -133,13 +136,18 @@ def head_path(path: Path) -> Path:
 
 def _read(path: Path, handle: int) -> Contents:
     size = os.fstat(handle).st_size
+    if size > _MOST_BYTES or not stat.S_ISREG(os.fstat(handle).st_mode):
+        raise LedgerError(
+            f"{path}: expected a ledger, got a folder, a device or a file of more than "
+            f"{_MOST_BYTES / 2**20:.0f} MB. It is not read."
+        )
     found = chain.read(os.pread(handle, size, 0))
     problems, entries = list(found.problems), []
     for link in found.links:
         try:
             entries.append((link.line, from_fields(link.fields)))
         except (ValueError, TypeError, KeyError) as error:
-            problems.append(Problem(link.line, f"is no entry: {error}"))
+            problems.append(Problem(link.line, f"is no entry: {error!s:.300}"))
     problems += _compare_with_head(path, found)
     return Contents(found, entries, sorted(problems))
 
@@ -163,11 +171,14 @@ def _compare_with_head(path: Path, found: Chain) -> list[Problem]:
 
 def _read_head(path: Path) -> Head | str:
     try:
-        fields: Any = json.loads(head_path(path).read_text(encoding="utf-8"))
-        return Head(int(fields["entries"]), str(fields["hash"]))
+        fields: Any = read_json(head_path(path))
+        entries, last = fields["entries"], fields["hash"]
+        if type(entries) is not int or entries < 0 or not isinstance(last, str):
+            raise ValueError("no number of entries, or no hash")
+        return Head(entries, last)
     except FileNotFoundError:
         return "is missing, so that nobody can tell if entries were removed; restore it"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError) as error:
         return f"cannot be read ({type(error).__name__}); restore it"
 
 

@@ -180,7 +180,9 @@ class PrivacyPlan(_Schedule):
                     f"is in any batch at all, got {delta:g}. Such a guarantee needs no noise and "
                     "protects nobody who was sampled; choose a smaller delta."
                 )
+        _validate.an_instance("beside", beside, (list, tuple), "a list of plans")
         for other in beside:
+            _validate.an_instance("beside", other, PrivacyPlan, "a list of dpvim.PrivacyPlan")
             _validate.one_of("beside: relation", other.relation.value, [self.relation.value])
         noise = accounting.calibrate_noise(
             epsilon=epsilon,

@@ -18,6 +18,8 @@ import numpy as np
 import pandas as pd
 
 from dpvim import _validate, checkpoints
+from dpvim.bridge.data import check_model
+from dpvim.files import existing_file
 from dpvim.fingerprint import data_digest, file_digest
 from dpvim.fitting import fit as fit_model
 from dpvim.ledger.book import Ledger
@@ -304,6 +306,10 @@ class DpviSynthesizer:
 
 def _ledger_of(given: Any, purpose: str | None, source: Source) -> Ledger | None:
     """The ledger, for releases from what the table holds, whatever it is encoded as."""
+    if not isinstance(source, pd.DataFrame):
+        existing_file(source)
+    if purpose is not None:
+        _validate.text("purpose", purpose)
     if given is not None:
         return Ledger.of(given).about(source)
     if purpose is not None:
@@ -352,6 +358,21 @@ def make_synthesizer(
     # Otherwise they would be taken for arguments of the model.
     for name in fit_options:
         _validate.one_of("option", name, _FIT_OPTIONS)
+    _validate.an_instance("schema", schema, Schema, "a dpvim.Schema")
+    for name, text in {
+        "engine": engine,
+        "target": target,
+        "group_by": group_by,
+        "target_model": target_model,
+        "numbers": numbers,
+    }.items():
+        if text is not None:
+            _validate.text(name, text)
+    if components is not None:
+        _validate.positive_int("components", components)
+    if model is not None:
+        check_model(model)
+    _validate.seed("seed", fit_options.get("seed"))
     check_possible(schema)
     given = {name: value for name, value in fit_options.items() if value is not None}
     if group_by in schema.names:
@@ -394,7 +415,7 @@ def resolve_delta(delta: float | None, num_rows: int) -> float:
     (0.0001, 1e-05)
     """
     if delta is not None:
-        return delta
+        return _validate.open_unit("delta", delta)
     return 0.1 / _validate.positive_int("num_examples", num_rows)
 
 

@@ -13,6 +13,7 @@ import difflib
 import gzip
 import os
 import re
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,8 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import pandas as pd
 
 from dpvim._extras import LazyModule
-from dpvim.files import new_file
+from dpvim._validate import shown
+from dpvim.files import as_path, existing_file, new_file
 from dpvim.synthesis.formulas import SIGNS, check_rule, is_formula, quoted, refusal
 
 if TYPE_CHECKING:
@@ -40,6 +42,12 @@ _NO_TEXTS = ("integer", "floating", "decimal", "boolean", "null", "temporal")
 # Rows of a piece of a table that is read piece by piece.
 _PIECE_ROWS = 250_000
 _SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+# A file of a few kilobytes could unfold to more than the memory. Compressed tables are five to
+# fifty times as large; those that unfold to less than the first number are read in any case.
+_ALWAYS_READ = 256 * 2**20
+_MOST_EXPANSION = 200
+_BLOCK = 2**20
+_BOUND_OF_DEFLATE = 1032  # it makes nothing smaller than by this
 
 
 class TableError(ValueError):
@@ -64,10 +72,10 @@ def read_table(
         delimiter: What separates fields; a comma for .csv, a tab for .tsv if None.
         encoding: Of the text; UTF-8 if None.
     """
-    source = Path(path)
+    source = as_path("path", path)
     suffix = _suffix(source)
-    if not source.exists():
-        raise FileNotFoundError(f"{source}: there is no such file.")
+    existing_file(source, error=TableError)
+    columns = _wanted(columns)
     if suffix == ".parquet":
         table = _read_parquet(source, columns)
     else:
@@ -76,8 +84,7 @@ def read_table(
         raise TableError(f"{source}: expected at least one record, got a header and no rows.")
     if columns is not None:
         table = table.select(list(columns))
-    # Arrow's types tell integers with gaps from reals; pandas' own would make them the same.
-    return table.to_pandas(types_mapper=pd.ArrowDtype)
+    return _frame(source, table)
 
 
 def read_pieces(
@@ -92,18 +99,18 @@ def read_pieces(
     Args:
         path, columns, delimiter, encoding: As for `read_table`.
     """
-    source = Path(path)
-    if _suffix(source) != ".parquet" or not source.exists():
+    source = as_path("path", path)
+    if _suffix(source) != ".parquet" or not source.is_file():
         yield read_table(path, columns=columns, delimiter=delimiter, encoding=encoding)
         return
+    columns = _wanted(columns)
     with _parquet_errors_explained(source):
-        file = pq.ParquetFile(source)
-        check_names(source, file.schema_arrow.names, columns)
+        file = _opened_parquet(source, columns)
         names = list(columns) if columns is not None else file.schema_arrow.names
         if file.metadata.num_rows == 0:
             raise TableError(f"{source}: expected at least one record, got a header and no rows.")
         for batch in file.iter_batches(_PIECE_ROWS, columns=names):
-            yield pa.table(batch).select(names).to_pandas(types_mapper=pd.ArrowDtype)
+            yield _frame(source, pa.table(batch).select(names))
 
 
 def write_table(
@@ -177,16 +184,79 @@ def _delimiter(suffix: str) -> str:
 
 def _read_parquet(source: Path, columns: Sequence[str] | None) -> pa.Table:
     with _parquet_errors_explained(source):
-        file = pq.ParquetFile(source)
-        check_names(source, file.schema_arrow.names, columns)
+        file = _opened_parquet(source, columns)
         return file.read(columns=None if columns is None else list(columns))
+
+
+def _opened_parquet(source: Path, columns: Sequence[str] | None) -> pq.ParquetFile:
+    """A file whose names and sizes are what they should be; nothing of its rows is read yet."""
+    file = pq.ParquetFile(source)
+    about, size = file.metadata, source.stat().st_size
+    # Runs of equal values are kept as their length: what is read has a byte for each at least.
+    groups = (about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+    unfolded = max(sum(groups), about.num_rows * about.num_columns)
+    _check_unfolded(source, unfolded, size)
+    check_names(source, file.schema_arrow.names, columns)
+    return file
+
+
+def _check_unfolded(source: Path, unfolded: int, size: int) -> None:
+    if unfolded > max(_ALWAYS_READ, _MOST_EXPANSION * size):
+        raise TableError(
+            f"{source}: expected a table, got a file of {size / 2**20:,.1f} MB that unfolds to "
+            f"{unfolded / 2**20:,.0f} MB or more. It is not read; if it is what it should be, "
+            "write it as CSV without compression."
+        )
+
+
+def _check_gzip(source: Path) -> None:
+    """Refuse a file that unfolds to far more than a table does, before any of it is kept.
+
+    What gzip says of its size it says modulo 4 GB, and may be a lie: it is counted.
+    """
+    size, unfolded = source.stat().st_size, 0
+    if size * _BOUND_OF_DEFLATE <= _ALWAYS_READ:
+        return
+    with gzip.open(source, "rb") as stream:
+        while block := stream.read(_BLOCK):
+            unfolded += len(block)
+            _check_unfolded(source, unfolded, size)
+
+
+def _wanted(columns: Sequence[str] | None) -> Sequence[str] | None:
+    """Names of columns to read: at least one, every one once."""
+    if columns is None:
+        return None
+    given = [] if isinstance(columns, str) or not isinstance(columns, Iterable) else [*columns]
+    if not given or not all(isinstance(name, str) for name in given):
+        raise TableError(f"columns: expected a list of names, at least one, got {shown(columns)}.")
+    if len(set(given)) < len(given):
+        raise TableError(f"columns: expected every name once, got {shown(columns)}.")
+    return given
+
+
+def _frame(source: Path, table: pa.Table) -> pd.DataFrame:
+    """A table for pandas.
+
+    Arrow's types tell integers with gaps from reals; pandas' own would make them the same.
+    """
+    try:
+        table.validate(full=True)  # what a damaged file holds may point anywhere
+        return table.to_pandas(types_mapper=pd.ArrowDtype)
+    except (pa.ArrowException, ValueError, TypeError, NotImplementedError) as error:
+        raise TableError(
+            f"{source}: expected columns of texts, numbers, dates or booleans, got others "
+            f"({type(error).__name__}). Copy or write it again."
+        ) from None
 
 
 @contextlib.contextmanager
 def _parquet_errors_explained(source: Path) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowInvalid, OSError) as error:
+    except TableError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError) as error:
         raise TableError(
             f"{source}: expected a Parquet file, got one that cannot be read "
             f"({type(error).__name__}). Copy or write it again."
@@ -196,18 +266,26 @@ def _parquet_errors_explained(source: Path) -> Iterator[None]:
 def _read_csv(
     source: Path, columns: Sequence[str] | None, delimiter: str, encoding: str
 ) -> pa.Table:
-    if len(delimiter) != 1 or not delimiter.isascii():
+    if (
+        not isinstance(delimiter, str)
+        or len(delimiter) != 1
+        or not (delimiter == "\t" or (delimiter.isascii() and delimiter.isprintable()))
+        or delimiter == '"'
+    ):
         raise TableError(
-            f"delimiter: expected one character such as ',' or ';', got {delimiter!r}. "
-            "A tab is '\\t'."
+            f"delimiter: expected one character such as ',' or ';', got "
+            f"{shown(delimiter)}. A tab is '\\t'."
         )
     try:
         encoding = codecs.lookup(encoding).name
-    except LookupError:
+        "".encode(encoding)  # some codecs are not of texts
+    except (LookupError, ValueError, TypeError):
         raise TableError(
-            f"encoding: expected a name such as 'utf-8' or 'latin-1', got {encoding!r}."
+            f"encoding: expected a name such as 'utf-8' or 'latin-1', got {shown(encoding)}."
         ) from None
     with _csv_errors_explained(source, encoding):
+        if _is_compressed(source):
+            _check_gzip(source)
         names = [name.strip() for name in _header(source, delimiter, encoding)]
         names = _without_apostrophes(names, columns or ())
         _check_delimiter(source, names, columns, delimiter)
@@ -269,7 +347,7 @@ def _csv_errors_explained(source: Path, encoding: str) -> Iterator[None]:
             f"{source}: expected rows of fields, got something that cannot be read as CSV. Is a "
             "quote left open, or the file of another kind?"
         ) from None
-    except (OSError, EOFError, csv.Error) as error:
+    except (OSError, EOFError, csv.Error, zlib.error, pa.ArrowException) as error:
         raise TableError(
             f"{source}: expected a CSV file that can be read, got one that cannot "
             f"({type(error).__name__}). Copy or write it again."

@@ -18,7 +18,7 @@ import dpvim.result
 from dpvim import _validate
 from dpvim._extras import require
 from dpvim._progress import ProgressBar, show_progress
-from dpvim.files import new_folder, write_json
+from dpvim.files import as_path, new_folder, read_json, write_json
 from dpvim.models.sample_rows import draw_rows
 from dpvim.posterior.posterior import Posterior
 from dpvim.privacy.randomness import fresh_key
@@ -32,7 +32,7 @@ from dpvim.synthesis.marginals.closeness import among, compare, describe, groups
 from dpvim.synthesis.marginals.fit import MarginalFit
 from dpvim.synthesis.marginals.release import codes_of
 from dpvim.synthesis.model import build_mixture, mixture_settings
-from dpvim.synthesis.schema import Schema
+from dpvim.synthesis.schema import Schema, SchemaError
 from dpvim.synthesis.tables import read_table, write_table
 from dpvim.types import NotForReleaseWarning
 
@@ -339,7 +339,7 @@ class Twin:
             folder: Made by `save` or by ``dpvim synth``.
             model: The model, if the twin was made with the user's own: no code is loaded.
         """
-        source = Path(folder)
+        source = as_path("folder", folder)
         about_file = source / ABOUT
         if not about_file.is_file():
             raise FileNotFoundError(
@@ -347,8 +347,9 @@ class Twin:
                 f"{ABOUT} in it."
             )
         try:
-            about = json.loads(about_file.read_text(encoding="utf-8"))
-            if about["format"] != _FORMAT or about["version"] > _VERSION:
+            about = read_json(about_file)
+            version = _validate.positive_int("version", about["version"])
+            if about["format"] != _FORMAT or version > _VERSION:
                 raise FileError(
                     f"{about_file}: expected a twin of version {_VERSION} at most. Install a newer "
                     "dpvim."
@@ -358,8 +359,12 @@ class Twin:
             counted = about.get("engine", DPVI) == MARGINALS  # twins of old have no engine
             if not counted and about["model"] is not None:
                 model = build_mixture(schema, **about["model"])
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise FileError(f"{about_file}: damaged ({error}).") from error
+        except (FileError, SchemaError):
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileError(
+                f"{about_file}: damaged ({type(error).__name__}: {error!s:.300})."
+            ) from error
         fit: Fit | MarginalFit
         if counted:
             fit, model = MarginalFit.load(source / _FIT, schema), None
@@ -383,10 +388,13 @@ def check_format(schema: Schema, suffix: str, formulas: str) -> None:
 
 def _check_statement(path: Path, fit: Fit | MarginalFit) -> None:
     """Refuse a folder that claims more than its fit, and say it if there is no guarantee."""
-    stated = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    stated = read_json(path) if path.is_file() else {}
     facts = json.loads(json.dumps(fit.privacy.to_dict()))
     # Words may change from version to version, the last digits of epsilon, too.
-    claims_less = stated.get("epsilon", 0.0) < 0.999 * facts.get("epsilon", 0.0)
+    epsilon = stated.get("epsilon", 0.0)
+    # Not a number is not less than any: it must be one that is enough.
+    enough = isinstance(epsilon, int | float) and epsilon >= 0.999 * facts.get("epsilon", 0.0)
+    claims_less = not enough
     if claims_less or any(stated.get(name) != facts.get(name) for name in _GUARANTEE_FIELDS):
         raise FileError(
             f"{path}: expected the privacy statement of the fit beside it, got another one or "

@@ -142,13 +142,18 @@ def analyze(
     canonical = _FAMILIES[_validate.one_of("family", family, _FAMILIES)]
     if not isinstance(formula, str) or "~" not in formula:
         raise ValueError(
-            f"formula: expected an outcome and covariates, as in 'y ~ age', got {formula!r}."
+            "formula: expected an outcome and covariates, as in 'y ~ age', got "
+            f"{_validate.shown(formula)}."
         )
     _validate.open_unit("level", level)
     if num_rows is not None:
         _validate.positive_int("num_rows", num_rows)
     if workers is not None:
         _validate.positive_int("workers", workers)
+    if dates is not None:
+        _validate.an_instance("dates", dates, Mapping, "a dict by column, as schema.dates")
+    if missing is not None:
+        _check_texts("missing", missing)
     tables = _read_datasets(datasets)
     layout = glm.Layout(
         levels=_read_levels(levels),
@@ -238,6 +243,7 @@ def _read_datasets(datasets: Iterable[pd.DataFrame | str | Path]) -> list[pd.Dat
             "datasets: expected several frames or paths, got a single "
             f"{type(datasets).__name__}. Give a list of at least 2."
         )
+    _validate.an_instance("datasets", datasets, Iterable, "several frames or paths")
     tables: list[pd.DataFrame | str] = []
     for index, dataset in enumerate(datasets):
         if isinstance(dataset, pd.DataFrame):
@@ -265,13 +271,23 @@ def _read_datasets(datasets: Iterable[pd.DataFrame | str | Path]) -> list[pd.Dat
 
 def _read_levels(levels: Mapping[str, Sequence[Any]] | None) -> dict[str, list[Any]]:
     read = {}
-    for column, values in (levels or {}).items():
-        if isinstance(values, str) or len(set(values)) != len(list(values)) or len(values) == 0:
+    if levels is not None:
+        _validate.an_instance("levels", levels, Mapping, "a dict of lists by column")
+    for column, values in ({} if levels is None else levels).items():
+        listed = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
+        if not listed or len(values) == 0 or len({*map(repr, values)}) != len(values):
             raise ValueError(
-                f"levels: expected a list of different values for {column!r}, got {values!r}."
+                f"levels: expected a list of different values for {column!r}, got "
+                f"{_validate.shown(values)}."
             )
         read[column] = list(values)
     return read
+
+
+def _check_texts(name: str, given: Any) -> None:
+    listed = isinstance(given, list | tuple)
+    if not listed or not all(isinstance(text, str) for text in given):
+        raise TypeError(f"{name}: expected a list of texts, got {_validate.shown(given)}.")
 
 
 def _default_workers(tables: Sequence[pd.DataFrame | str]) -> int:

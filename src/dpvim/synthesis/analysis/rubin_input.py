@@ -6,7 +6,7 @@ Every function returns arrays of the shapes that the rules in `rubin` expect, or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,6 +21,7 @@ Matrix: TypeAlias = Float[np.ndarray, "k k"]
 def read_estimates(estimates: Any) -> tuple[Float[np.ndarray, "m k"], tuple[str, ...] | None]:
     """One row for each data set, and the names that a frame or series bring with them."""
     if not isinstance(estimates, np.ndarray | pd.DataFrame | pd.Series):
+        _validate.an_instance("estimates", estimates, Iterable, "numbers, one for each data set")
         estimates = list(estimates)
         if estimates and all(isinstance(entry, pd.Series) for entry in estimates):
             # Aligned by label: a label that some series lack becomes NaN and is refused below.
@@ -58,10 +59,14 @@ def read_names(
     """The given names, else those that were found, else q1, q2, ..."""
     if given is None:
         return found or tuple(f"q{i + 1}" for i in range(k))
+    _validate.an_instance("names", given, Iterable, "a list of names")
     names = (given,) if isinstance(given, str) else tuple(map(str, given))
+    for name in names:
+        _validate.text("names", name)
     if len(names) != k or len(set(names)) != k:
         raise ValueError(
-            f"names: expected {k} different names, one for each estimate, got {given}."
+            f"names: expected {k} different names, one for each estimate, got "
+            f"{_validate.shown(given)}."
         )
     return names
 
@@ -69,6 +74,8 @@ def read_names(
 def read_within(covariances: Any, m: int, k: int, labels: tuple[str, ...] | None) -> Matrix:
     """Mean covariance matrix; NaN off the diagonal if variances are all there is."""
     if not isinstance(covariances, np.ndarray | pd.DataFrame | pd.Series):
+        expected = "numbers, as many as there are data sets"
+        _validate.an_instance("covariances", covariances, Iterable, expected)
         covariances = list(covariances)
         for i, entry in enumerate(covariances):
             if labels and isinstance(entry, pd.DataFrame) and tuple(map(str, entry)) != labels:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dpvim._validate import shown
 from dpvim.synthesis.schema.errors import SchemaError, mismatch
 
 MISSING = "missing"
@@ -36,7 +37,7 @@ class Column:
                 raise self._error(key, "true or false", getattr(self, key), "Write no quotes.")
 
     def _error(self, key: str, expected: str, given: object, hint: str) -> SchemaError:
-        return mismatch(f"column {self.name!r}: {key}", expected, given, hint)
+        return mismatch(f"column {shown(self.name)}: {key}", expected, given, hint)
 
     def _set(self, key: str, value: object) -> None:
         """Put a value into its final form, once, while the frozen object is made."""

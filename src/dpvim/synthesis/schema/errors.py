@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
+from dpvim._validate import shown
+
 
 class SchemaError(ValueError):
     """The schema does not say what it should."""
@@ -16,10 +18,10 @@ class NotReviewedError(SchemaError):
 
 def did_you_mean(given: object, known: Collection[str]) -> str:
     """A hint that names the closest of the known words; empty if none is close."""
-    close = difflib.get_close_matches(str(given), list(known), n=1)
+    close = difflib.get_close_matches(shown(given).strip("'"), list(known), n=1)
     return f"Did you mean {close[0]!r}?" if close else ""
 
 
 def mismatch(key: str, expected: str, given: object, hint: str) -> SchemaError:
     """An error on one key of a schema."""
-    return SchemaError(f"{key}: expected {expected}, got {given!r}. {hint}")
+    return SchemaError(f"{key}: expected {expected}, got {shown(given)}. {hint}")

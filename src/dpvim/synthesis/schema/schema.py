@@ -6,9 +6,9 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from dpvim.files import as_path, new_file
 from dpvim.synthesis.schema.columns import AnyColumn, Date
 from dpvim.synthesis.schema.constraints import Constraint, parse_constraint
 from dpvim.synthesis.schema.errors import NotReviewedError, SchemaError, did_you_mean, mismatch
@@ -48,7 +48,8 @@ class Schema:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Schema:
         """Read a schema, or say what is wrong with the file."""
-        return cls.from_dict(read_toml(Path(path)), source=str(Path(path)))
+        source = as_path("path", path)
+        return cls.from_dict(read_toml(source), source=str(source))
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], *, source: str = "schema") -> Schema:
@@ -107,8 +108,9 @@ class Schema:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the schema as TOML."""
-        Path(path).write_text(self.to_toml(), encoding="utf-8")
+        """Write the schema as TOML; an existing file is replaced when the new one is complete."""
+        with new_file(path) as partial:
+            partial.write_text(self.to_toml(), encoding="utf-8")
 
     def _check_constraints(self) -> None:
         given = self.constraints

@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dpvim._validate import shown
+from dpvim.files import MOST_TEXT, existing_file
 from dpvim.synthesis.schema.base import Column
 from dpvim.synthesis.schema.columns import KINDS, AnyColumn, field_names
 from dpvim.synthesis.schema.errors import SchemaError, did_you_mean, mismatch
@@ -18,23 +20,24 @@ VERSION = 1
 
 def read_toml(source: Path) -> dict[str, Any]:
     """Parse a file, or say what is wrong with it."""
+    existing_file(source, most=MOST_TEXT, error=SchemaError)
     try:
         text = source.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{source}: there is no such file.") from None
     except UnicodeDecodeError as error:
         raise SchemaError(f"{source}: expected UTF-8, got other bytes. Save it so.") from error
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers of many digits, and deep nests
         raise SchemaError(
-            f"{source}: expected TOML, got something else ({error}). Texts need quotes, lists "
-            "need brackets, and every column starts with [[columns]]."
+            f"{source}: expected TOML, got something else ({error!s:.300}). Texts need quotes, "
+            "lists need brackets, and every column starts with [[columns]]."
         ) from error
 
 
 def read_columns(content: Mapping[str, Any], source: str) -> tuple[AnyColumn, ...]:
     """The columns that the content of a file declares; ``source`` is named in errors."""
+    if not isinstance(content, Mapping):
+        raise mismatch(source, "a table of keys", content, "Start with dpvim_schema = 1.")
     _check_keys(source, content, ["dpvim_schema", "missing", "constraints", "columns"])
     version = content.get("dpvim_schema")
     if type(version) is not int or version != VERSION:
@@ -68,7 +71,7 @@ def format_toml(
 
 
 def _column(source: str, number: int, entry: Mapping[str, Any]) -> AnyColumn:
-    where = f"{source}: column {entry.get('name', number)!r}"
+    where = f"{source}: column {shown(entry.get('name', number))}"
     kind = entry.get("kind")
     if kind not in list(KINDS):  # a list: what TOML holds need not be hashable
         hint = did_you_mean(kind, KINDS) or "Add it to the entry."
@@ -89,7 +92,7 @@ def _check_keys(where: str, content: Mapping[str, Any], known: Collection[str]) 
     for key in content:
         if key not in known:
             hint = did_you_mean(key, known) or "Known here: " + ", ".join(known) + "."
-            raise SchemaError(f"{where}: unknown key {key!r}. {hint}")
+            raise SchemaError(f"{where}: unknown key {shown(key)}. {hint}")
 
 
 def _entries(column: Column) -> dict[str, Any]:
