@@ -435,7 +435,7 @@ class Ledger:
                 f"declares, got {plan.relation.value!r}. Costs of different relations do not "
                 "compose: give all releases the same one."
             )
-        unit = getattr(plan, "unit", RECORD)
+        unit = plan.unit.value
         if unit != self.unit:
             raise ValueError(
                 f"unit: expected a plan whose unit of privacy is a {self.unit}, which the ledger "
