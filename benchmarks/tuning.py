@@ -33,8 +33,8 @@ import pandas as pd
 import statsmodels.api as sm
 
 import dpvim
-from dpvim import checking
 from dpvim.bridge.data import prepare
+from dpvim.checking.density import log_density
 from dpvim.privacy.accounting import calibrate_noise
 from dpvim.privacy.accounting.selection import Repeats
 from dpvim.privacy.counts import counts_plan
@@ -118,7 +118,7 @@ def noise_table() -> pd.DataFrame:
 def score_of(fit: dpvim.Fit, X: np.ndarray, y: np.ndarray) -> float:
     """The mean log predictive density of records; without noise."""
     inputs = prepare((X, y), {})
-    return float(np.mean(checking._log_density(fit, inputs, 64, 0)(inputs.records)))
+    return float(np.mean(log_density(fit, inputs, 64, 0)(inputs.records)))
 
 
 def one(name: str, epsilon: float, way: str, seed: int) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -10,9 +12,10 @@ import pytest
 from scipy import stats
 
 import dpvim
-from dpvim import checking
 from dpvim.bridge.data import prepare
-from dpvim.privacy.counts import count_cells
+from dpvim.checking import density
+from dpvim.checking.questions import PIECE_ROWS
+from dpvim.privacy.counts import Cells, Marginal, count_cells
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpvim.ConvergenceWarning")
 BUDGET = {"epsilon": 1.0, "delta": 1e-5}
@@ -97,24 +100,24 @@ def test_a_record_is_in_one_cell_of_each_question(fits):
     seen = []
     for other in (1.0, 50.0, 1e30, -1e30):
         inputs = prepare((np.r_[x[:-1], np.float32(other)], y), {})
-        density = checking._log_density(fits[0], inputs, 8, 0)
-        codes = checking.magnitude_codes(density(inputs.records))[:, None]
+        of_records = density.log_density(fits[0], inputs, 8, 0)
+        codes = density.magnitude_codes(of_records(inputs.records))[:, None]
         assert codes.min() >= 0
-        assert codes.max() < checking._NUM_CODES
-        cells = checking.Cells((np.arange(checking._NUM_CODES),))
-        seen += count_cells([codes], cells, [checking.Marginal((0,))])
+        assert codes.max() < density.NUM_CODES
+        cells = Cells((np.arange(density.NUM_CODES),))
+        seen += count_cells([codes], cells, [Marginal((0,))])
     assert {int(np.abs(each - seen[0]).sum()) for each in seen} <= {0, 2}
     assert all(each.sum() == 200 for each in seen)
 
 
 def test_codes_are_in_order_and_near_what_they_stand_for():
     numbers = np.r_[-np.geomspace(1e9, 1e-6, 400), 0.0, np.geomspace(1e-6, 1e9, 400)]
-    codes = checking.magnitude_codes(numbers)
+    codes = density.magnitude_codes(numbers)
     assert (np.diff(codes) >= 0).all()
     inside = np.abs(numbers) < 1e8
-    back = checking.magnitudes()[codes[inside]]
+    back = density.magnitudes()[codes[inside]]
     np.testing.assert_allclose(back, numbers[inside], rtol=0.006, atol=0.0013)
-    lowest = checking.magnitude_codes(np.array([np.nan, -np.inf, -1e8]))
+    lowest = density.magnitude_codes(np.array([np.nan, -np.inf, -1e8]))
     assert len(set(lowest)) == 1
 
 
@@ -144,7 +147,7 @@ def test_bad_questions_are_refused_before_anything_is_spent(fits):
             seed=0,
         )
     with pytest.raises(ValueError, match="made in this session"):
-        dpvim.held_out(dpvim.checking.dataclasses.replace(fits[0], session=None), x, y, **BUDGET)
+        dpvim.held_out(dataclasses.replace(fits[0], session=None), x, y, **BUDGET)
 
 
 def test_under_add_or_remove_the_number_of_records_is_released_too(fits):
@@ -158,9 +161,9 @@ def test_under_add_or_remove_the_number_of_records_is_released_too(fits):
 def test_records_are_computed_in_one_public_shape(fits, monkeypatch):
     """Under add_or_remove the number of records is private, and roundings go with shapes."""
     shapes = []
-    really = checking.magnitude_codes
+    really = density.magnitude_codes
     monkeypatch.setattr(
-        checking,
+        density,
         "magnitude_codes",
         lambda numbers: (shapes.append(len(numbers)), really(numbers))[1],
     )
@@ -168,4 +171,4 @@ def test_records_are_computed_in_one_public_shape(fits, monkeypatch):
         part = tuple(array[:rows] for array in OTHER)
         relation = {"relation": "add_or_remove", "num_examples": 4000}
         asked(dpvim.held_out, fits[0], *part, **relation, seed=2)
-    assert set(shapes) == {checking._PIECE_ROWS}
+    assert set(shapes) == {PIECE_ROWS}

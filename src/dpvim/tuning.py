@@ -27,7 +27,8 @@ from dpvim._progress import ProgressBar, show_progress
 from dpvim.bridge.data import ModelInput
 from dpvim.bridge.model import bridge
 from dpvim.bridge.persons import read_inputs, rows_of
-from dpvim.checking import Score, check_plan, score_records
+from dpvim.checking.density import Score, score_records
+from dpvim.checking.questions import check_plan
 from dpvim.fitting import fit
 from dpvim.ledger.book import Booking, Job, Ledger
 from dpvim.options import Budget, FitOptions, take
