@@ -11,20 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 import dpvim
-from dpvim._extras import MissingExtraError, require
+from dpvim._extras import EXTRAS, MissingExtraError, require
 from dpvim.cli import app
 
-EXTRAS = {
-    "tables": ["pyarrow"],
-    "analysis": ["statsmodels", "patsy"],
-    "report": ["jinja2", "PIL"],
-    "plots": ["matplotlib"],
-    "arviz": ["arviz"],
-    "audit": ["jax_privacy"],
-    "reproduce": ["pooch"],
-    "flows": ["flowjax"],
-}
-PACKAGES = [name for names in EXTRAS.values() for name in names]
+PACKAGES = [name for extra in EXTRAS.values() for name in extra.modules]
 ROOT = Path(dpvim.__file__).parents[2]
 
 
@@ -116,7 +106,7 @@ def test_extras_are_those_of_the_project_file():
     assert set(EXTRAS) | {"all", "dev"} == set(declared)
     assert "dpvim[all]" in declared["dev"]
     named = {"PIL": "pillow", "jax_privacy": "jax-privacy"}
-    for extra, packages in EXTRAS.items():
+    for extra, (packages, _) in EXTRAS.items():
         for package in packages:
             assert any(d.startswith(named.get(package, package)) for d in declared[extra])
             assert not any(d.startswith(package) for d in project["dependencies"])

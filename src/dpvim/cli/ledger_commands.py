@@ -40,6 +40,7 @@ def init(
         Path | None,
         typer.Option(help="The table, to bind the ledger to.  [default: the first that is used]"),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Declare the budget of a data set.
 
@@ -49,7 +50,7 @@ def init(
     Example: `dpvim ledger init patients.ledger --name "patients 2026" --epsilon 3 --delta 1e-6
     --table patients.csv`
     """
-    with plain_errors():
+    with plain_errors("ledger init", ledger=ledger):
         made = Ledger.create(
             ledger,
             name=name,
@@ -59,6 +60,16 @@ def init(
             unit=unit,
             data=table,
         )
+    if as_json:
+        files = {"ledger": ledger, "head": head_path(ledger), "secret_key": key_path(ledger)}
+        print_json(
+            {
+                "name": made.name,
+                "budget": _facts_of_budget(made),
+                "files": {name: str(path) for name, path in files.items()},
+            }
+        )
+        return
     typer.echo(f"{ledger}: the ledger of {made.name!r}, {_budget(made)}.")
     typer.echo(
         f"Keep {ledger.name} and {head_path(ledger).name} together. {key_path(ledger).name} is "
@@ -78,7 +89,7 @@ def show(
 
     Example: `dpvim ledger show patients.ledger --picture patients.svg`
     """
-    with plain_errors():
+    with plain_errors("ledger show", ledger=ledger):
         book = Ledger(ledger)
         releases, spent, left = book.releases, book.spent(), book.left()
         if picture is not None:
@@ -106,14 +117,23 @@ def show(
 
 
 @ledger_app.command()
-def check(ledger: LedgerFile) -> None:
+def check(ledger: LedgerFile, as_json: AsJson = False) -> None:
     """Look for lines that were cut short, edited, removed or moved. Ends with 1 if there are any.
 
     Example: `dpvim ledger check patients.ledger`
     """
-    with plain_errors(), storage.opened(ledger) as file:
+    with plain_errors("ledger check", ledger=ledger), storage.opened(ledger) as file:
         found = file.contents
     problems = problems_of(found)
+    if as_json:
+        print_json(
+            {
+                "entries": len(found.entries),
+                "problems": [{"line": each.line, "text": each.text} for each in problems],
+                "last_line_cut_short": bool(found.chain.torn),
+            }
+        )
+        raise typer.Exit(FOUND if problems else 0)
     for problem in problems:
         typer.echo(f"{ledger}, {problem}")
     if problems:
@@ -152,7 +172,7 @@ def plan(
     - `dpvim ledger plan patients.ledger --epsilon 0.5 --steps 4000 --sampling-prob 0.1
       --rows 58261`
     """
-    with plain_errors():
+    with plain_errors("ledger plan", ledger=ledger):
         book = Ledger(ledger)
         spent, budget = book.prices, book.budget
         if epsilon is None:
@@ -190,13 +210,17 @@ def bind(
     ledger: LedgerFile,
     table: Annotated[Path, typer.Argument(help="A file with the same records, or some of them.")],
     note: Annotated[str, typer.Option(help="The reason, noted in the ledger; public.")],
+    as_json: AsJson = False,
 ) -> None:
     """Say that another file holds the ledger's data set, too.
 
     Example: `dpvim ledger bind patients.ledger patients.parquet --note "as Parquet"`
     """
-    with plain_errors():
+    with plain_errors("ledger bind", ledger=ledger):
         Ledger(ledger).bind(table, note)
+    if as_json:
+        print_json({"ledger": str(ledger), "table": str(table), "note": note})
+        return
     typer.echo(f"{ledger}: {table} counts as its data set from now on.")
 
 

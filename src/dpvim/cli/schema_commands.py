@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import pandas as pd
 import typer
 
-from dpvim.cli.common import plain_errors
-from dpvim.cli.options import Delimiter, Encoding, Table
+from dpvim.cli.common import plain_errors, print_json
+from dpvim.cli.options import AsJson, Delimiter, Encoding, Table
 from dpvim.synthesis.constrained import check_possible
 from dpvim.synthesis.draft import draft as draft_schema
 from dpvim.synthesis.encoding import broken_counts, validation_counts
@@ -26,6 +29,7 @@ def draft(
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the draft.")],
     delimiter: Delimiter = None,
     encoding: Encoding = None,
+    as_json: AsJson = False,
 ) -> None:
     """Guess a schema from a table, to be reviewed.
 
@@ -34,14 +38,19 @@ def draft(
 
     Example: `dpvim schema draft patients.csv -o patients.toml`
     """
-    with plain_errors():
+    with plain_errors("schema draft", table=table, output=output):
         if output.exists():
             raise FileExistsError(f"{output}: exists already. Choose another name.")
         made = draft_schema(read_table(table, delimiter=delimiter, encoding=encoding))
         with output.open("x", encoding="utf-8") as file:  # a file made meanwhile is not replaced
             file.write(made.to_toml())
         _warn_of_formulas(made.schema)
-    typer.echo(f"{output}: a draft. Review every column before it is used.")
+    if as_json:
+        columns = [{"name": each.name, "kind": each.kind} for each in made.schema.columns]
+        print_json({"schema": str(output), "columns": columns, "left_out": made.left_out})
+        return
+    typer.echo(f"{output}: a draft. Review every column before it is used. Then:")
+    typer.echo(f"  {shlex.join(['dpvim', 'schema', 'check', str(output), str(table)])}")
 
 
 @schema_app.command()
@@ -50,23 +59,41 @@ def check(
     table: Annotated[Path | None, typer.Argument(help="A table to try it on.")] = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check a schema, and how a table goes with it: exact counts, for the holder's eyes only.
 
     Example: `dpvim schema check patients.toml patients.csv`
     """
-    with plain_errors():
+    with plain_errors("schema check", schema=schema, table=table):
         known = Schema.load(schema)
         check_possible(known)
-        typer.echo(f"{schema}: {len(known.columns)} columns, {len(known.unreviewed)} not reviewed.")
         _warn_of_formulas(known)
+        counts = broken = None
         if table is not None:
             frame = read_table(table, columns=known.names, delimiter=delimiter, encoding=encoding)
-            typer.echo("NOT FOR RELEASE: exact counts of values")
-            typer.echo(validation_counts(frame, known).to_string())
+            counts = validation_counts(frame, known)
             if known.constraints:
-                typer.echo("\nRows that break a constraint, which count as they are:")
-                typer.echo(broken_counts(frame, known).to_string())
+                broken = broken_counts(frame, known)
+    if as_json:
+        facts = {"columns": known.names, "not_reviewed": known.unreviewed}
+        print_json(facts if counts is None else {**facts, **_exact_counts(counts, broken)})
+        return
+    typer.echo(f"{schema}: {len(known.columns)} columns, {len(known.unreviewed)} not reviewed.")
+    if counts is not None:
+        typer.echo("NOT FOR RELEASE: exact counts of values")
+        typer.echo(counts.to_string())
+        if broken is not None:
+            typer.echo("\nRows that break a constraint, which count as they are:")
+            typer.echo(broken.to_string())
+
+
+def _exact_counts(counts: pd.DataFrame, broken: pd.Series | None) -> dict[str, Any]:
+    return {
+        "for_release": False,
+        "counts": json.loads(counts.to_json(orient="index")),
+        "broken_constraints": {} if broken is None else json.loads(broken.to_json()),
+    }
 
 
 def _warn_of_formulas(schema: Schema) -> None:
