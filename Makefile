@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-x64 lint format audit bench bench-published clean
+.PHONY: demo test test-all test-x64 test-oldest dist lint format audit bench bench-published clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -22,6 +22,22 @@ test-x64: $(READY)
 	  tests/test_fitting.py tests/test_svi.py tests/posterior/test_posterior.py \
 	  $(addprefix tests/privacy/test_,$(addsuffix .py,batches clipping lattice noise randomness records sampling source)) \
 	  tests/bridge/test_bridge.py tests/bridge/test_data.py tests/models
+
+# With the oldest versions that pyproject.toml allows, in an environment of its own.
+OLDEST := .venv-oldest
+test-oldest:
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet "uv>=0.5"
+	VIRTUAL_ENV=$(OLDEST) $(OLDEST)/bin/uv pip install --quiet --resolution lowest-direct -e ".[all]" \
+	  "pytest>=8.2" "pytest-xdist>=3.6" "hypothesis>=6.100" "beartype>=0.20"
+	$(OLDEST)/bin/python -m pytest -n auto -m "not long" tests/cli tests/test_extras.py tests/test_fitting.py tests/ledger \
+	  tests/bridge/test_data.py tests/inference/test_variants.py tests/models tests/synthesis \
+	  $(addprefix tests/privacy/test_,$(addsuffix .py,counts plan randomness))
+
+# The wheel and the source archive, as they go to PyPI.
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -57,4 +73,4 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis demo-output
+	rm -rf $(VENV) $(OLDEST) dist .pytest_cache .ruff_cache .mypy_cache .hypothesis demo-output
