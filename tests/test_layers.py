@@ -20,6 +20,7 @@ LAYERS = [
         "types",
         "_compile",
         "_extras",
+        "_html",
         "_progress",
         "files",
         "archives",
@@ -34,7 +35,7 @@ LAYERS = [
     {"options", "prepared", "resumable", "strategy", "svi", "result", "fitting"}
     | {"checking", "tuning"},
     {"synthesis"},
-    {"experiments", "audit"},
+    {"experiments", "audit", "serve"},
     {"cli", "__main__"},
     {"__init__"},
 ]

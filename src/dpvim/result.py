@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array
 from numpyro.infer.autoguide import AutoGuide
 
-from dpvim import _validate, serialization
+from dpvim import _html, _validate, serialization
 from dpvim._compile import single_precision
 from dpvim._extras import require
 from dpvim._progress import show_progress
@@ -382,6 +382,16 @@ class Fit:
         plots = require("dpvim.plots", extra="plots")
         return plots.plot_convergence(self.trace, self._from_trace, **options)
 
+    def plot_norms(self, **options: Any) -> Figure:
+        """Records by the norm of their gradient, as released; see `dpvim.plots.plot_norms`."""
+        if not isinstance(self.releases, SteeredReleases):
+            raise ValueError(
+                "plot_norms: expected a fit with defaults, which counts records by the norm of "
+                "their gradient in its releases; this one has no counts."
+            )
+        plots = require("dpvim.plots", extra="plots")
+        return plots.plot_norms(self.releases, cast(PrivacyPlan, self.plan), **options)
+
     def _session(self, what: str) -> Session:
         if self.session is None:
             raise RuntimeError(f"{what} needs the model, which a loaded fit does not have.")
@@ -393,6 +403,25 @@ class Fit:
         if self.privacy.private:
             cost = f"epsilon={round_up(self.privacy.epsilon)} a {self.plan.unit.value}, "
         return f"<{kind}: {cost}{int(self.trace.steps[-1]):,} steps, d={self.family.dim}>"
+
+    def _repr_html_(self) -> str:
+        # The posterior may take a while to infer, so that it is not shown unasked.
+        done = int(self.trace.steps[-1])
+        stopped = f" of {self.plan.num_steps:,}, interrupted" if self.interrupted else ""
+        rows = {
+            "steps": f"{done:,}{stopped}",
+            "parameters": f"{self.family.dim:,}",
+            "sites": ", ".join(site.name for site in self.space.sites),
+            "family": self.family.name,
+        }
+        is_private = self.privacy.private
+        return _html.card(
+            "Fit" if is_private else "NOT PRIVATE Fit",
+            _html.facts(rows),
+            self.privacy._repr_html_(),
+            _html.paragraph("fit.posterior is the answer; fit.plot_posterior() draws it."),
+            is_bad=not is_private,
+        )
 
 
 class Session(NamedTuple):

@@ -27,7 +27,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from dpvim import _validate
+from dpvim import _html, _validate
+from dpvim._extras import require
 from dpvim.files import as_path
 from dpvim.ledger import cost, storage
 from dpvim.ledger.chain import Problem
@@ -462,6 +463,34 @@ class Ledger:
     def _contents(self) -> Contents:
         with storage.opened(self.path) as file:
             return file.contents
+
+    def plot(self) -> Any:
+        """Draw what was spent on what, and how it adds up; see `dpvim.ledger.picture.draw`."""
+        return require("dpvim.ledger.picture", extra="plots").draw(self)
+
+    def _repr_html_(self) -> str:
+        releases = self.releases
+        prices = _prices(releases)
+        spent, left = self.budget.total(prices), cost.epsilon_left(self.budget, prices)
+        of_budget = cost.spelled(self.epsilon, self.delta)
+        rows = [
+            (
+                each.booked.time[:10],
+                each.booked.purpose,
+                each.booked.mechanism,
+                f"{each.epsilon:.4g}",
+                each.state + (" (seeded)" if each.booked.seeded else ""),
+            )
+            for each in releases
+        ]
+        text = f"epsilon {spent:.4g} spent of {of_budget} for each {self.unit}"
+        return _html.card(
+            f"Ledger of {self.name}",
+            _html.paragraph(text),
+            _html.meter(spent / self.epsilon, text),
+            _html.paragraph(f"One release of epsilon {int(left * 1e4) / 1e4:.4g} is left."),
+            _html.table(["day", "purpose", "mechanism", "epsilon", "state"], rows),
+        )
 
     def __repr__(self) -> str:
         return f"<Ledger {str(self.path)!r} of {self.name!r}: {self.epsilon:g} at {self.delta:g}>"

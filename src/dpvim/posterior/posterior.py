@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from dpvim import _validate
+from dpvim import _html, _validate
 from dpvim._compile import single_precision
 from dpvim._extras import require
 from dpvim.bridge.handler_stack import numpyro_lock
@@ -232,6 +232,29 @@ class Posterior:
             doubt += f", {self.clipped:.1%} of the records clipped"
         source = f"from the {self.method} ({self.reason})"
         return f"<Posterior of {names} {source}: d={self.loc.size}{doubt}>"
+
+    def _repr_html_(self) -> str:
+        summary = self.summary()
+        low, high = summary.columns[2:4]
+        rows = [
+            (
+                name,
+                *(f"{row[key]:.4g}" for key in ("mean", "sd", low, high)),
+                f"{row['dp_share']:.0%}",
+                "" if row["converged"] else "not converged",
+            )
+            for name, row in summary.iterrows()
+        ]
+        is_private = bool(self.privacy.get("private"))
+        parts = [_html.paragraph(f"from the {self.method}: {self.reason}")]
+        if not is_private:
+            parts.append(_html.paragraph("NOT PRIVATE: do not publish it.", is_bad=True))
+        if self.clipped is not None:
+            parts.append(_html.paragraph(f"{self.clipped:.1%} of the records clipped"))
+        parts += [_html.paragraph(text, is_bad=True) for text in self.doubts]
+        parts.append(_html.table(["", "mean", "sd", low, high, "DP noise", ""], rows))
+        title = f"Posterior of {self.loc.size} parameters"
+        return _html.card(title, *parts, is_bad=bool(self.doubts) or not is_private)
 
     # -- private -------------------------------------------------------------------------------
 
