@@ -22,7 +22,9 @@ def absent(monkeypatch, package: str) -> None:
     """Make a package look as if it were not installed, and forget what has imported it."""
     for name in list(sys.modules):
         uses = name in ("dpvim.plots", "dpvim.synthesis.analysis.glm", "dpvim.experiments")
-        if uses or name.startswith(("dpvim.synthesis.report.", "dpvim.experiments.")):
+        if uses or name.startswith(
+            ("dpvim.synthesis.report.", "dpvim.experiments.", "dpvim.serve.")
+        ):
             monkeypatch.delitem(sys.modules, name)
         elif name.startswith(f"{package}."):
             monkeypatch.setitem(sys.modules, name, None)
@@ -52,6 +54,7 @@ COMMANDS = [
     ("jinja2", "report", "report twin"),
     ("matplotlib", "report", "report twin"),
     ("PIL", "report", "report twin"),
+    ("jinja2", "serve", "serve t.csv --no-browser"),
     ("jax_privacy", "audit", "audit --quick"),
     ("matplotlib", "reproduce", "reproduce ou"),
 ]

@@ -16,6 +16,7 @@ from dpvim.cli.ledger_commands import ledger_app
 from dpvim.cli.report_command import report
 from dpvim.cli.reproduce_command import reproduce
 from dpvim.cli.schema_commands import schema_app
+from dpvim.cli.serve_command import serve
 from dpvim.cli.twin_commands import plan, sample, synth
 
 # The page of help is the first thing that people see: it has to fit a screen.
@@ -60,6 +61,7 @@ for panel, command, words in (
     (_TWIN, sample, "More tables from a twin, at no cost."),
     (_TWIN, analyze, "A regression, pooled over the tables."),
     (_TWIN, report, "The twin in one page of HTML."),
+    (_TWIN, serve, "All of this on a page of your own machine."),
     (_POSTERIOR, fit, "The private posterior of a regression or model."),
     (_TRUST, audit, "Attack the installed library."),
     (_TRUST, doctor, "Versions, memory, data, extras; what is amiss."),
