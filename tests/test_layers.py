@@ -26,6 +26,7 @@ LAYERS = [
         "archives",
         "cache",
         "fingerprint",
+        "mapped",
     },
     {"privacy"},
     {"inference"},

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpvim import _html
 from dpvim.files import as_path, new_file
-from dpvim.synthesis.schema.columns import AnyColumn, Count, Date
+from dpvim.synthesis.schema.columns import AnyColumn, Date
 from dpvim.synthesis.schema.constraints import Constraint, parse_constraint
 from dpvim.synthesis.schema.errors import NotReviewedError, SchemaError, did_you_mean, mismatch
 from dpvim.synthesis.schema.levels import Levelled
@@ -178,5 +178,7 @@ def _values(column: AnyColumn) -> str:
         shown = ", ".join(map(str, column.levels[:_FEW]))
         more = len(column.levels) - _FEW
         return f"{shown} and {more} more" if more > 0 else shown
-    lower = 0 if isinstance(column, Count) else column.lower
-    return f"{lower} to {column.upper}"
+    if isinstance(column, Date):
+        return f"{column.lower} to {column.upper}"
+    lower, upper = column.bounds
+    return f"{lower} to {upper}"
