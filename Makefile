@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-x64 lint format audit bench bench-published clean
+.PHONY: demo test test-all test-x64 docs lint format audit bench bench-published clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -22,6 +22,11 @@ test-x64: $(READY)
 	  tests/test_fitting.py tests/test_svi.py tests/posterior/test_posterior.py \
 	  $(addprefix tests/privacy/test_,$(addsuffix .py,batches clipping lattice noise randomness records sampling source)) \
 	  tests/bridge/test_bridge.py tests/bridge/test_data.py tests/models
+
+# The site, in build/site. Runs the code of its pages; warnings are errors.
+docs: $(READY)
+	$(BIN)/python tools/docs/pictures.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -57,4 +62,4 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis demo-output
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis demo-output build

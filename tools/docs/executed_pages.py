@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import html
 import importlib.metadata
+import itertools
 import json
 import os
 import re
@@ -104,9 +105,10 @@ def run(name: str, markdown: str, *, cache: Path | None = CACHE) -> Outputs:
     return _read(done.stdout)
 
 
-def render(markdown: str, outputs: Outputs) -> str:
-    """The page with what its blocks have shown."""
-    left = iter(outputs.blocks)
+def render(markdown: str, outputs: Outputs | None) -> str:
+    """The page with what its blocks have shown, or None for one that was not run."""
+    nothing: list[dict[str, str]] = []
+    left = itertools.repeat(nothing) if outputs is None else iter(outputs.blocks)
 
     def replace(match: re.Match[str]) -> str:
         block = block_of(match)
@@ -120,6 +122,8 @@ def render(markdown: str, outputs: Outputs) -> str:
         return "\n\n".join([source, *map(_as_html, shown)])
 
     page = FENCE.sub(replace, markdown)
+    if outputs is None:
+        return f"{page}\n\n<p class='executed'>The code of this page was not run.</p>\n"
     seconds = max(1, round(outputs.cpu_seconds))
     return (
         f"{page}\n\n<p class='executed'>All code of this page was run when the site was built, in "
@@ -135,7 +139,8 @@ def _as_html(output: dict[str, str]) -> str:
         return f'<div class="output"><pre><code>{lines}</code></pre></div>'
     if kind == "html":
         return f'<div class="output md-typeset__scrollwrap">{content}</div>'
-    return f'<div class="output"><img alt="what the code drew" src="data:image/png;base64,{content}"></div>'
+    picture = f'<img alt="what the code drew" src="data:image/png;base64,{content}">'
+    return f'<div class="output">{picture}</div>'
 
 
 def _read(text: str) -> Outputs:

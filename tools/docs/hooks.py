@@ -14,15 +14,16 @@ import executed_pages
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
-
 ROOT = executed_pages.ROOT
 DOCS = ROOT / "docs"
 # Pages that stand outside of docs/.
 ROOT_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md")
 LINK = re.compile(r"(\]\()([^)#\s:]+)([^)]*\))")
 COMMANDS = "<!-- commands -->"
+# Pictures that follow the colours of the page stand in it, and are not linked.
+PICTURE = re.compile(r'<img [^>]*src="[^"]*pictures/([\w-]+)\.svg"[^>]*>')
 _EXECUTE = re.compile(r"\A---\n(?:[^\n]+\n)*execute: true\n")
-_outputs: dict[str, executed_pages.Outputs] = {}
+_outputs: dict[str, executed_pages.Outputs | None] = {}
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -46,8 +47,12 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def run_all(pages: list[tuple[str, str]]) -> None:
-    """Run pages side by side: DPVIM_DOCS_JOBS at a time, or one a core."""
+    """Run pages side by side: DPVIM_DOCS_JOBS at a time, or one a core; for a look at the layout
+    none (0)."""
     jobs = int(os.environ.get("DPVIM_DOCS_JOBS", os.cpu_count() or 1))
+    if jobs == 0:
+        _outputs.update(dict.fromkeys(name for name, _ in pages))
+        return
     with ThreadPoolExecutor(jobs) as pool:
         runs = {name: pool.submit(executed_pages.run, name, text) for name, text in pages}
         for name, future in runs.items():
@@ -75,6 +80,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return f"{before}{posixpath.relpath(site_uri(target), here)}{after}"
 
     return LINK.sub(replace, markdown)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Put pictures into the page."""
+    return PICTURE.sub(lambda found: (DOCS / "pictures" / f"{found[1]}.svg").read_text(), html)
 
 
 def links_of(text: str, source: Path) -> set[Path]:

@@ -3,8 +3,8 @@
     python tools/docs/pictures.py            # writes docs/pictures/*.svg
     python tools/docs/pictures.py --check    # ends with 1 if they are not what would be written
 
-They have no font and no script of their own, follow the page's colours where they stand in one, and the
-reader's scheme where they stand alone (README).
+They have no font and no script of their own, follow the page's colours where they stand in one, and
+the reader's scheme where they stand alone (README).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ COLOURS = {
     "private-fill": ("#fbe9e7", "#3e2723"),
     "public-fill": ("#e0f2f1", "#00332e"),
 }
+FONTS = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 
 
 def colour(name: str) -> str:
@@ -43,7 +44,7 @@ def svg(name: str, width: int, height: int, title: str, parts: list[str]) -> str
     light = "".join(f"--own-{role}:{pair[0]};" for role, pair in COLOURS.items())
     dark = "".join(f"--own-{role}:{pair[1]};" for role, pair in COLOURS.items())
     style = (
-        f".{name}{{{light}font-family:system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif}}"
+        f".{name}{{{light}font-family:{FONTS}}}"
         f"@media(prefers-color-scheme:dark){{.{name}{{{dark}}}}}"
     )
     head = (
@@ -130,13 +131,31 @@ def record_to_posterior() -> str:
     parts.append(line([(10, 152), (950, 152)], "private", width=2, dash="7 5"))
     parts.append(text(20, 170, "data end here", size=11.5, fill="private", anchor="start"))
     parts += arrow(671, 118, 671, 194) + arrow(864, 118, 741, 196)
-    parts += box(566, 198, 210, 76, "public", ["release", "noisy sums at known points,", "noise of known size"])
-    parts += box(314, 198, 190, 76, "public", ["inference", "where, how curved,", "what the clip took"])
-    parts += box(20, 198, 232, 76, "public", ["posterior or twin", "intervals that know of the noise,", "doubts, tables, statement"])
+    parts += box(
+        566,
+        198,
+        210,
+        76,
+        "public",
+        ["release", "noisy sums at known points,", "noise of known size"],
+    )
+    parts += box(
+        314, 198, 190, 76, "public", ["inference", "where, how curved,", "what the clip took"]
+    )
+    parts += box(
+        20,
+        198,
+        232,
+        76,
+        "public",
+        ["posterior or twin", "intervals that know of the noise,", "doubts, tables, statement"],
+    )
     parts += arrow(562, 236, 508, 236) + arrow(310, 236, 256, 236)
     parts.append(line([(409, 198), (409, 178), (604, 178), (604, 194)], "soft", dash="3 3"))
     parts.append(text(506, 172, "where to look next", size=11, fill="soft"))
-    parts.append(text(940, 240, "public: all of this", size=12, fill="public", anchor="end", bold=True))
+    parts.append(
+        text(940, 240, "public: all of this", size=12, fill="public", anchor="end", bold=True)
+    )
     parts.append(text(940, 257, "is post-processing", size=12, fill="public", anchor="end"))
     title = "Records are clipped and summed, noise is added, and all else is made of the release."
     return svg("record-to-posterior", 960, 290, title, parts)
@@ -205,8 +224,25 @@ def guess() -> str:
         x, y = axes.at(e, math.exp(e) / (math.exp(e) + 1))
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour("private")}"/>')
         above = e < 4
-        parts.append(text(x - 10, y - 9 if above else y + 24, words, size=12, anchor="end" if above else "middle"))
-    parts.append(text(70, 18, "right at most, from even odds, knowing all other records", size=12, fill="soft", anchor="start"))
+        parts.append(
+            text(
+                x - 10,
+                y - 9 if above else y + 24,
+                words,
+                size=12,
+                anchor="end" if above else "middle",
+            )
+        )
+    parts.append(
+        text(
+            70,
+            18,
+            "right at most, from even odds, knowing all other records",
+            size=12,
+            fill="soft",
+            anchor="start",
+        )
+    )
     return svg("guess", 960, 270, "The best guess about one record, by epsilon.", parts)
 
 
@@ -227,7 +263,9 @@ CASES = {
 
 def coverage_of_defaults(case: str) -> float:
     """The share of 90 % intervals of fits with defaults that hold the truth, at epsilon 1."""
-    found = [r for r in rows_of("default_coverage.csv") if r["case"] == case and float(r["epsilon"]) == 1]
+    found = [
+        r for r in rows_of("default_coverage.csv") if r["case"] == case and float(r["epsilon"]) == 1
+    ]
     return sum(int(r["held"]) for r in found) / sum(int(r["parameters"]) for r in found)
 
 
@@ -273,11 +311,14 @@ def intervals() -> str:
             x, top = left.at(i, share)
             bottom = left.at(i, 0)[1]
             parts.append(
-                f'<rect x="{x + shift - 13:.1f}" y="{top:.1f}" width="26" height="{bottom - top:.1f}" '
-                f'rx="2" fill="{colour(kind)}"/>'
+                f'<rect x="{x + shift - 13:.1f}" y="{top:.1f}" width="26" '
+                f'height="{bottom - top:.1f}" rx="2" fill="{colour(kind)}"/>'
             )
             parts.append(text(x + shift, top - 5, f"{100 * share:.0f}", size=11))
-    for x, kind, words in ((70, "private", "last iterate of a private run"), (290, "public", "dpvim's defaults")):
+    for x, kind, words in (
+        (70, "private", "last iterate of a private run"),
+        (290, "public", "dpvim's defaults"),
+    ):
         parts.append(f'<rect x="{x}" y="14" width="14" height="14" rx="2" fill="{colour(kind)}"/>')
         parts.append(text(x + 20, 26, words, size=12, anchor="start"))
     epsilons = (0.5, 1.0, 8.0)
@@ -299,12 +340,24 @@ def intervals() -> str:
         for value in found:
             x, y = right.at(i, max(value, 1.0))
             parts.append(
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour("public")}" fill-opacity="0.5"/>'
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour("public")}" '
+                'fill-opacity="0.5"/>'
             )
         x, y = right.at(i, statistics.median(found))
         parts.append(line([(x - 22, y), (x + 22, y)], "ink", width=2))
-        parts.append(text(x + 28, y + 4, f"{statistics.median(found):.2f}", size=11, anchor="start"))
-    parts.append(text(670, 26, "a dot a model, fits that are not doubted", size=12, fill="soft", anchor="start"))
+        parts.append(
+            text(x + 28, y + 4, f"{statistics.median(found):.2f}", size=11, anchor="start")
+        )
+    parts.append(
+        text(
+            670,
+            26,
+            "a dot a model, fits that are not doubted",
+            size=12,
+            fill="soft",
+            anchor="start",
+        )
+    )
     title = "Coverage of 90 % intervals at epsilon 1, and their width by epsilon."
     return svg("intervals", 960, 290, title, parts)
 
