@@ -220,29 +220,16 @@ def guess() -> str:
     epsilons = [math.exp(low + (high - low) * i / 120) for i in range(121)]
     bound = [(e, min(1.0, (math.exp(e) + delta) / (math.exp(e) + 1))) for e in epsilons]
     parts.append(line([axes.at(e, p) for e, p in bound], "public", width=3))
-    for e, words in ((0.1, "0.1: next to a coin"), (1.0, "1: right 73 %"), (4.0, "4: right 98 %")):
+    for e, words, dx, dy, anchor in (
+        (0.1, "0.1: next to a coin", -10, -9, "end"),
+        (1.0, "1: right 73 %", -10, -9, "end"),
+        (4.0, "4: right 98 %", 12, 20, "start"),
+    ):
         x, y = axes.at(e, math.exp(e) / (math.exp(e) + 1))
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour("private")}"/>')
-        above = e < 4
-        parts.append(
-            text(
-                x - 10,
-                y - 9 if above else y + 24,
-                words,
-                size=12,
-                anchor="end" if above else "middle",
-            )
-        )
-    parts.append(
-        text(
-            70,
-            18,
-            "right at most, from even odds, knowing all other records",
-            size=12,
-            fill="soft",
-            anchor="start",
-        )
-    )
+        parts.append(text(x + dx, y + dy, words, size=12, anchor=anchor))
+    name = "right at most, from even odds, knowing all other records"
+    parts.append(text(70, 18, name, size=12, fill="soft", anchor="start"))
     return svg("guess", 960, 270, "The best guess about one record, by epsilon.", parts)
 
 
