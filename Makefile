@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-x64 docs lint format audit bench bench-published clean
+.PHONY: demo test test-long test-all test-x64 docs lint format audit bench bench-published clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -12,9 +12,12 @@ demo: $(READY)
 test: $(READY)
 	DPVIM_TESTS=quick $(BIN)/python -m pytest -n auto -m "not long"
 
-# With the long statistical tests; what a change must pass before it lands.
-test-all: $(READY)
-	$(BIN)/python -m pytest -n auto
+# Statistical and end to end tests, in programs that are optimised, with annotations checked.
+test-long: $(READY)
+	$(BIN)/python -m pytest -n auto -m long
+
+# What a change must pass before it lands, with test-x64.
+test-all: test test-long
 
 # What guards privacy, with JAX set to double precision, as many statisticians have it.
 test-x64: $(READY)

@@ -25,6 +25,7 @@ LAYERS = [
         "archives",
         "cache",
         "fingerprint",
+        "mapped",
     },
     {"privacy"},
     {"inference"},

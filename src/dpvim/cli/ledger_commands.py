@@ -14,9 +14,10 @@ from dpvim._extras import require
 from dpvim.cli.common import FOUND, plain_errors, print_json
 from dpvim.cli.options import AsJson, RelationOption
 from dpvim.ledger import cost, storage
-from dpvim.ledger.book import RECORD, Ledger, Release, problems_of
+from dpvim.ledger.book import RECORD, Ledger
 from dpvim.ledger.entries import to_fields
 from dpvim.ledger.fingerprint import key_path
+from dpvim.ledger.state import Release, problems_of
 from dpvim.ledger.storage import head_path
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.types import Relation
