@@ -29,6 +29,7 @@ Output = dict[str, str]
 
 def main() -> int:
     """Blocks from standard input, their outputs to standard output."""
+    sys.path[0] = os.getcwd()  # pages import what they have written, not what is beside this file
     blocks = json.load(sys.stdin)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     shown = []
