@@ -134,8 +134,7 @@ def render(markdown: str, outputs: Outputs | None) -> str:
 def _as_html(output: dict[str, str]) -> str:
     kind, content = output["kind"], output["content"]
     if kind == "text":
-        # Python-Markdown ends a block of HTML at an empty line, unless there is none.
-        lines = html.escape(content, quote=False).replace("\n\n", "\n&#8203;\n")
+        lines = html.escape(content, quote=False)
         return f'<div class="output"><pre><code>{lines}</code></pre></div>'
     if kind == "html":
         return f'<div class="output md-typeset__scrollwrap">{content}</div>'
