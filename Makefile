@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-long test-all test-x64 test-oldest dist lint format audit bench bench-published clean
+.PHONY: demo test test-long test-all test-x64 test-oldest dist docs lint format audit bench bench-published clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -42,6 +42,11 @@ dist: $(READY)
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 
+# The site, in build/site. Runs the code of its pages; warnings are errors.
+docs: $(READY)
+	$(BIN)/python tools/docs/pictures.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -76,4 +81,4 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST) dist .pytest_cache .ruff_cache .mypy_cache .hypothesis demo-output
+	rm -rf $(VENV) $(OLDEST) dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis demo-output

@@ -78,6 +78,20 @@ class Fit:
         blocks: Blocks of the latent, which share no term of the likelihood; None if unknown.
         session: What took the steps, to go on with; None for a fit that was loaded. It knows the
             shapes of the data, so it is for the data holder; `save` leaves it out.
+
+    >>> import dpvim, numpyro, numpyro.distributions as dist, tempfile
+    >>> def model(x):
+    ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+    ...     with numpyro.plate("records", x.shape[0]):
+    ...         numpyro.sample("x", dist.Normal(mean, 1), obs=x)
+    >>> fit = dpvim.fit(model, np.full(2000, 2.0), epsilon=1.0, delta=1e-5)
+    >>> fit.posterior.method
+    'releases'
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     fit.save(f"{folder}/fit.npz")
+    ...     again = load(f"{folder}/fit.npz")  # without data and model
+    >>> bool(again.posterior.mean["mean"] == fit.posterior.mean["mean"])
+    True
     """
 
     plan: Plan
@@ -444,6 +458,8 @@ def load(path: str | Path) -> Fit:
 
     Raises:
         FileError: For files that are cut short, of another kind, or from a newer dpvim.
+
+    `dpvim.Fit` has an example.
     """
     return Fit(*serialization.read(path))
 

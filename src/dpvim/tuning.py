@@ -156,6 +156,19 @@ def plan_tuning(
 
     Args:
         candidates, data, epsilon, delta, method, chance, options: As in `tune`.
+
+    >>> import numpy as np, numpyro, numpyro.distributions as dist
+    >>> def normal(x):
+    ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+    ...     with numpyro.plate("records", x.shape[0]):
+    ...         numpyro.sample("x", dist.Normal(mean, 1), obs=x)
+    >>> def laplace(x):
+    ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+    ...     with numpyro.plate("records", x.shape[0]):
+    ...         numpyro.sample("x", dist.Laplace(mean, 1), obs=x)
+    >>> both = {"normal": normal, "laplace": laplace}
+    >>> plan_tuning(both, np.zeros(5000), epsilon=1.0, delta=1e-6).method
+    'split'
     """
     chosen = _candidates(candidates)
     if method is not None:
@@ -220,6 +233,8 @@ def tune(
     Returns:
         The chosen one, with its fit and score. Of trials that were not chosen nothing is kept after
         ``repeat``.
+
+    `dpvim.plan_tuning` has an example of candidates.
     """
     chosen = _candidates(candidates)
     _validate.seed("seed", seed)

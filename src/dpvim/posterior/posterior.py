@@ -49,6 +49,19 @@ class Posterior:
         reason: Reason for this method.
         remarks: Reasons to doubt it that its distribution does not know of.
         methods: The source by coordinate of the latent, if blocks differ.
+
+    >>> import dpvim, numpyro, numpyro.distributions as dist
+    >>> def model(x):
+    ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+    ...     with numpyro.plate("records", x.shape[0]):
+    ...         numpyro.sample("x", dist.Normal(mean, 1), obs=x)
+    >>> fit = dpvim.fit(model, np.full(2000, 2.0), epsilon=1.0, delta=1e-5)
+    >>> draws = fit.posterior.sample(100)["mean"]
+    >>> low, high = fit.posterior.interval(0.9)["mean"]
+    >>> draws.shape, bool(low < high)
+    ((100,), True)
+    >>> fit.posterior.summary().columns.tolist()[:4]
+    ['mean', 'sd', '5%', '95%']
     """
 
     latent_dist: (

@@ -45,7 +45,17 @@ GRADIENTS, COUNTS = "gradients", "counts"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyStatement:
-    """The guarantee of a private fit. Every field is public."""
+    """The guarantee of a private fit. Every field is public.
+
+    >>> plan = PrivacyPlan(
+    ...     num_examples=5000, sampling_prob=1.0, num_steps=1, clip_norm=1.0, noise_multiplier=4.0
+    ... )
+    >>> statement = PrivacyStatement.of(
+    ...     plan, delta=1e-5, steps_done=1, released="a sum", for_testing=False
+    ... )
+    >>> print(str(statement).splitlines()[1])
+      guarantee  (0.9179, 1e-05)-differential privacy
+    """
 
     plan: PrivacyPlan
     delta: float

@@ -61,6 +61,8 @@ class Twin:
         fit: The fit, with its privacy statement: to noisy counts, or of a model by DPVI.
         model: Of DPVI, what draws rows when it is called with ``num_rows``; else None.
         num_rows: Public number of rows of the original.
+
+    `dpvim.synthesize` has an example.
     """
 
     schema: Schema

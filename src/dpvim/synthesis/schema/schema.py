@@ -31,6 +31,11 @@ class Schema:
         source: The file or the like that the schema comes from; errors start with it.
         constraints: Rules between columns that are publicly known, which every row of the twin
             obeys: ``age >= years_married``.
+
+    >>> column = {"name": "sex", "kind": "categorical", "levels": ["f", "m"], "reviewed": True}
+    >>> schema = Schema.from_dict({"dpvim_schema": 1, "columns": [column]})
+    >>> schema.names, schema.unreviewed
+    (['sex'], [])
     """
 
     columns: tuple[AnyColumn, ...]
