@@ -14,6 +14,7 @@ import typer
 
 from dpvim._extras import MissingExtraError
 from dpvim.synthesis.analysis.pooling import FailedFitsError
+from dpvim.synthesis.databases.addresses import without_password
 from dpvim.types import BudgetExceededError
 
 # Exit codes: 0 done, 1 something was found or went wrong, 2 the command was misused.
@@ -37,12 +38,12 @@ def plain_errors() -> Iterator[None]:
             warnings.showwarning = _print_warning
             yield
     except _PLAIN as error:
-        typer.echo(f"Error: {error}", err=True)
+        typer.echo(f"Error: {without_password(str(error))}", err=True)
         raise typer.Exit(MISUSED) from error
 
 
 def _print_warning(message: Warning | str, *where: Any, **more: Any) -> None:
-    typer.echo(f"Warning: {message}", err=True)
+    typer.echo(f"Warning: {without_password(str(message))}", err=True)
 
 
 def print_json(content: dict[str, Any]) -> None:

@@ -19,6 +19,8 @@ from dpvim.ledger.entries import to_fields
 from dpvim.ledger.fingerprint import key_path
 from dpvim.ledger.storage import head_path
 from dpvim.privacy.plan import PrivacyPlan
+from dpvim.synthesis.databases.addresses import without_password
+from dpvim.synthesis.fitting import opened_table
 from dpvim.types import Relation
 
 ledger_app = typer.Typer(help="A data set's budget, and its use.", no_args_is_help=True)
@@ -37,7 +39,7 @@ def init(
     relation: RelationOption = Relation.ZERO_OUT,
     unit: Annotated[str, typer.Option(help="Unit of privacy: record or person.")] = RECORD,
     table: Annotated[
-        Path | None,
+        str | None,
         typer.Option(help="The table, to bind the ledger to.  [default: the first that is used]"),
     ] = None,
 ) -> None:
@@ -49,7 +51,7 @@ def init(
     Example: `dpvim ledger init patients.ledger --name "patients 2026" --epsilon 3 --delta 1e-6
     --table patients.csv`
     """
-    with plain_errors():
+    with plain_errors(), opened_table(table) as data:
         made = Ledger.create(
             ledger,
             name=name,
@@ -57,7 +59,7 @@ def init(
             delta=delta,
             relation=relation,
             unit=unit,
-            data=table,
+            data=data,
         )
     typer.echo(f"{ledger}: the ledger of {made.name!r}, {_budget(made)}.")
     typer.echo(
@@ -188,16 +190,18 @@ def plan(
 @ledger_app.command()
 def bind(
     ledger: LedgerFile,
-    table: Annotated[Path, typer.Argument(help="A file with the same records, or some of them.")],
+    table: Annotated[
+        str, typer.Argument(help="A file or table with the same records, or some of them.")
+    ],
     note: Annotated[str, typer.Option(help="The reason, noted in the ledger; public.")],
 ) -> None:
     """Say that another file holds the ledger's data set, too.
 
     Example: `dpvim ledger bind patients.ledger patients.parquet --note "as Parquet"`
     """
-    with plain_errors():
-        Ledger(ledger).bind(table, note)
-    typer.echo(f"{ledger}: {table} counts as its data set from now on.")
+    with plain_errors(), opened_table(table) as data:
+        Ledger(ledger).bind(data, note)
+    typer.echo(f"{ledger}: {without_password(table)} counts as its data set from now on.")
 
 
 def _plan(

@@ -226,9 +226,7 @@ def _check_scales(noise_stddev: float, weights: Sequence[float]) -> None:
         )
 
 
-def _num_records(
-    counts: Sequence[np.ndarray], cells: Cells, marginals: Sequence[Marginal]
-) -> int:
+def _num_records(counts: Sequence[np.ndarray], cells: Cells, marginals: Sequence[Marginal]) -> int:
     """Number of records that were counted: in each marginal the same, each in one cell."""
     shapes = [tuple(cells.sizes[column] for column in each.columns) for each in marginals]
     totals = {int(each.sum()) for each in counts}

@@ -43,8 +43,8 @@ class Query(NamedTuple):
     def arrays(self, rows: Sequence[tuple[int, int]]) -> list[np.ndarray]:
         """The counts, from what the query found."""
         totals = np.zeros(self.ends[-1], np.int64)
-        cells, counts = (np.array(each, np.int64) for each in zip(*rows, strict=True))
-        totals[cells] = counts
+        for cell, count in rows:
+            totals[int(cell)] += int(count)
         parts = np.split(totals, self.ends[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 

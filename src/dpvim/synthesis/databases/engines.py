@@ -132,7 +132,6 @@ def number(value: float) -> Any:
     return ibis.literal(repr(value)).cast("float64")
 
 
-
 def row_hashes(engine: str, text: Any) -> list[Any]:
     """Two hashes of a text, of 64 bits each."""
     known = _functions()

@@ -62,9 +62,7 @@ class Reader:
         _check_type(column, dtype)
 
     @classmethod
-    def of(
-        cls, engine: str, place: int, column: AnyColumn, schema: Schema, dtype: Any
-    ) -> Reader:
+    def of(cls, engine: str, place: int, column: AnyColumn, schema: Schema, dtype: Any) -> Reader:
         """The reader for a kind of column."""
         kinds: dict[type, type[Reader]] = {Levelled: LevelReader, Date: DateReader}
         kind = next((kinds[each] for each in kinds if isinstance(column, each)), NumberReader)
@@ -125,15 +123,20 @@ class LevelReader(Reader):
         if self._are_texts:
             return {self.value: self._code_of_text(value)}
         if self.dtype.is_boolean():
-            return {self.value: _cases([(value.isnull(), _GAP), (value, self._code(True))],
-                                       self._code(False))}
+            return {
+                self.value: _cases(
+                    [(value.isnull(), _GAP), (value, self._code(True))], self._code(False)
+                )
+            }
         if not self.dtype.is_string():
             read, _ = _number_of(self.engine, value, self.dtype)
             is_gap = read.isnull() | _is_nan(read)
             return {self.value: self._code_of_number(read, is_gap, [])}
         read = number_of_text(self.engine, table[self.gap])
-        words = [(value.re_search(_TRUE), self._code(True)),
-                 (value.re_search(_FALSE), self._code(False))]
+        words = [
+            (value.re_search(_TRUE), self._code(True)),
+            (value.re_search(_FALSE), self._code(False)),
+        ]
         is_boolean = self.column.level_type is bool
         return {
             self.value: self._code_of_number(
@@ -324,7 +327,7 @@ class DateReader(NumberReader):
         thresholds = [float(each) for each in grid.first[1:]]
         if self.column.outside != "missing":
             return codes, thresholds
-        statuses, (first, end) = self._statuses()
+        _, (first, end) = self._statuses()
         missing = grid.num_values
         return [missing, *codes, missing], [first, *thresholds, end]
 
