@@ -1,8 +1,8 @@
 """Packages that only some commands need, and that ``pip install dpvim`` leaves out.
 
-`pyproject.toml` has them as extras: ``tables``, ``databases``, ``analysis``, ``report``, ``plots``, ``arviz``,
-``audit``, ``reproduce`` and ``flows``. They are imported when they are first used; one that is not
-installed is an error that says how to install it.
+`pyproject.toml` has them as extras: ``tables``, ``databases``, ``analysis``, ``report``, ``plots``,
+``arviz``, ``audit``, ``reproduce`` and ``flows``. They are imported when they are first used; one
+that is not installed is an error that says how to install it.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ and rounding is post-processing. Nothing here is in floating point but the noise
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import threading
@@ -100,7 +101,8 @@ class SourceOfCounts(Protocol):
         ...
 
 
-class InPieces(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class InPieces:
     """A table that is counted piece by piece in this process."""
 
     pieces: Pieces

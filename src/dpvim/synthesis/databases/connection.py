@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -258,7 +259,10 @@ def changed(name: str) -> DatabaseError:
 def errors_explained(name: str) -> Iterator[None]:
     """Say what is wrong with a database in words of ours: those of engines may quote values."""
     try:
-        yield
+        with warnings.catch_warnings():
+            # Ibis calls its engines in ways that newer ones deprecate.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
     except (TableError, FileNotFoundError):
         raise
     except Exception as error:

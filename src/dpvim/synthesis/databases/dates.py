@@ -122,7 +122,8 @@ def _whole(digits: Any, otherwise: int) -> Any:
 def _pattern(column: Date, format: str) -> tuple[str, dict[str, int]]:
     """A pattern for texts in a format, and the numbers of its groups."""
     tokens = re.findall(r"%.|\s+|.", format, re.DOTALL)
-    pattern, groups, after_digits = "", {}, False
+    pattern, after_digits = "", False
+    groups: dict[str, int] = {}
     for token in tokens:
         is_directive = token[0] == "%" and token != "%%"
         literal = token[-1]

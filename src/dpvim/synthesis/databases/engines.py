@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 import unicodedata
+from collections.abc import Callable
 from decimal import Decimal, localcontext
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from dpvim._extras import LazyModule
@@ -45,32 +45,17 @@ def _digits() -> tuple[str, str]:
 
 
 @functools.cache
-def _functions() -> SimpleNamespace:
-    """Functions of the engines that Ibis has no names for."""
+def _function(name: str, arguments: tuple[str, ...], returns: str) -> Any:
+    """A function of an engine's that Ibis has no name for, by the types of its arguments."""
+    stubs: dict[int, Callable[..., Any]] = {1: lambda text: text, 2: lambda text, more: text}
     builtin = ibis.udf.scalar.builtin
-
-    @builtin
-    def trim(text: str, characters: str) -> str: ...
-
-    @builtin
-    def btrim(text: str, characters: str) -> str: ...
-
-    @builtin(signature=((str,), "uint64"))
-    def md5_number_lower(text): ...  # type: ignore[no-untyped-def]
-
-    @builtin(signature=((str,), "uint64"))
-    def md5_number_upper(text): ...  # type: ignore[no-untyped-def]
-
-    @builtin
-    def hashtextextended(text: str, seed: int) -> int: ...
-
-    return SimpleNamespace(**locals())
+    return builtin(stubs[len(arguments)], name=name, signature=(arguments, returns))
 
 
 def stripped(engine: str, text: Any) -> Any:
     """A text without blanks around it, as `str.strip` has it."""
-    known = _functions()
-    return (known.trim if engine == DUCKDB else known.btrim)(text, blanks())
+    name = "trim" if engine == DUCKDB else "btrim"
+    return _function(name, ("string", "string"), "string")(text, blanks())
 
 
 def with_plain_digits(text: Any) -> Any:
@@ -134,7 +119,8 @@ def number(value: float) -> Any:
 
 def row_hashes(engine: str, text: Any) -> list[Any]:
     """Two hashes of a text, of 64 bits each."""
-    known = _functions()
     if engine == DUCKDB:
-        return [known.md5_number_lower(text), known.md5_number_upper(text)]
-    return [known.hashtextextended(text, seed) for seed in (0, 1)]
+        halves = ("md5_number_lower", "md5_number_upper")
+        return [_function(name, ("string",), "uint64")(text) for name in halves]
+    hashed = _function("hashtextextended", ("string", "int64"), "int64")
+    return [hashed(text, seed) for seed in (0, 1)]

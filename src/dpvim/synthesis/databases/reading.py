@@ -158,7 +158,8 @@ class LevelReader(Reader):
             beginning = text.left(self.column.prefix)
             grouped = [(beginning == level, code) for level, code in codes.items()]
         elif self.column.groups is not None:
-            level_of = {v: level for level, values in self.column.groups for v in values}
+            groups: Any = self.column.groups
+            level_of = {v: level for level, values in groups for v in values}
             exact = [v for v in level_of if v not in codes]
             beginnings = sorted((v for v in level_of if v.endswith("*")), key=len, reverse=True)
             # A text that is listed is that one; of beginnings the longest counts.
@@ -306,13 +307,13 @@ class DateReader(NumberReader):
     def _is_below(self, table: Any) -> Callable[[Any], Any]:
         return lambda units: self._before(table[self.value], self._moment(units))
 
-    def _moment(self, units: float) -> np.datetime64:
+    def _moment(self, units: float) -> Any:
         """The first second of a unit, by its number from the lower bound on."""
         unit = UNITS[self.column.resolution]
         found = np.array(int(units) + self.column.origin).astype(f"datetime64[{unit}]")
         return found.astype("datetime64[s]")[()]
 
-    def _before(self, value: Any, moment: np.datetime64) -> Any:
+    def _before(self, value: Any, moment: Any) -> Any:
         if self.dtype.is_string():
             return value < int(moment.astype(np.int64))
         # As texts: Python has no year 10000, which may be the first moment after the last.
