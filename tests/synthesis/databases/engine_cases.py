@@ -60,7 +60,7 @@ def in_parquet(folder: Path, table: pa.Table) -> str:
     return str(folder)
 
 
-def questions(schema: Schema, intervals: int = 240) -> tuple[list[Any], Cells, list[Marginal]]:
+def questions(schema: Schema, intervals: int = 20) -> tuple[list[Any], Cells, list[Marginal]]:
     """Grids, fine cells, and all columns and pairs of neighbours."""
     grids = [grid_of(column, intervals) for column in schema.columns]
     cells = Cells(tuple(np.arange(grid.num_cells) for grid in grids))
@@ -70,13 +70,13 @@ def questions(schema: Schema, intervals: int = 240) -> tuple[list[Any], Cells, l
     return grids, cells, asked
 
 
-def expected(frame: pd.DataFrame, schema: Schema, intervals: int = 240) -> list[np.ndarray]:
+def expected(frame: pd.DataFrame, schema: Schema, intervals: int = 20) -> list[np.ndarray]:
     """Counts by the encoder of this process."""
     grids, cells, asked = questions(schema, intervals)
     return count_cells([codes_of(encode(frame, schema), schema, grids)], cells, asked)
 
 
-def counted(table: Any, schema: Schema, intervals: int = 240) -> list[np.ndarray]:
+def counted(table: Any, schema: Schema, intervals: int = 20) -> list[np.ndarray]:
     """Counts by an engine."""
     grids, cells, asked = questions(schema, intervals)
     return table.counted(schema, grids).count(cells, asked)

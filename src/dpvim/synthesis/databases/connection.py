@@ -195,12 +195,7 @@ class CountedByQueries:
     ) -> None:
         self._table, self._readers, self._grids = table, readers, grids
         # Rights and types are checked by the engine when it plans a query, also one of no rows.
-        read = layers(table.expression, readers)
-        cells = {
-            f"c{i}": reader.cell(read, grid, np.arange(grid.num_cells))
-            for i, (reader, grid) in enumerate(zip(readers, grids, strict=True))
-        }
-        table.query(read.select(**cells).limit(0))
+        table.query(layers(table.expression, readers).limit(0))
 
     def count(self, cells: Cells, marginals: Sequence[Marginal]) -> list[np.ndarray]:
         """Exact counts; private."""

@@ -7,6 +7,7 @@ layers, each a query around the one before, so that none is written or computed 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from dpvim.synthesis.databases.steps import choose, first_of_each
 from dpvim.synthesis.encoding import Status, codes_of_levels, encode_numbers, markers_of
 from dpvim.synthesis.marginals.grids import Grid
 from dpvim.synthesis.schema import AnyColumn, Date, Levelled, Numeric, Schema
+from dpvim.synthesis.schema.columns import CLAMP
 from dpvim.synthesis.schema.moments import UNITS, read_moment
 from dpvim.synthesis.tables import TableError
 from dpvim.synthesis.values import to_number
@@ -251,8 +253,10 @@ class NumberReader(Reader):
     def _codes(self, grid: Grid) -> tuple[list[int], list[float]]:
         """Codes of numbers from the smallest on, and where each but the first begins."""
 
+        clamped = dataclasses.replace(self.column, outside=CLAMP)
+
         def step(numbers: np.ndarray) -> np.ndarray:
-            values, _, _ = encode_numbers(self.column, numbers)
+            values, _, _ = encode_numbers(clamped, numbers)
             return grid.codes(values, None)
 
         firsts = first_of_each(step, grid.num_values - 1)
