@@ -146,8 +146,8 @@ def test_broken_files_are_refused_without_values(tmp_path):
         open_table("duckdb:nowhere.csv")
     with pytest.raises(FileNotFoundError):
         open_table("nowhere.duckdb#t")
+    (tmp_path / "empty").mkdir()
     with pytest.raises(TableError, match="with none"):
-        (tmp_path / "empty").mkdir()
         open_table(tmp_path / "empty")
 
 
@@ -295,7 +295,7 @@ def test_formats_that_engines_cannot_read(tmp_path):
     for format in ("%Y%m%d", "%d.%m.%y", "%j/%Y"):
         column = Date(name="d", lower="2020-01-01", upper="2021-01-01", format=format)
         place = in_parquet(tmp_path / format.replace("/", "-"), pa.table({"d": ["x", "y"]}))
-        with open_table(place) as table, pytest.raises(TableError, match="make a view|Make a view"):
+        with open_table(place) as table, pytest.raises(TableError, match="Make a view"):
             counted(table, Schema((column,)))
 
 
@@ -361,7 +361,8 @@ def test_a_ledger_knows_its_table(address, postgres, tmp_path):
     with open_table(address) as table:
         assert Ledger(tmp_path / "b", data=table).releases == ()
     text = (tmp_path / "b").read_text()
-    assert "s3cret" not in text and "127.0.0.1" not in text
+    assert "s3cret" not in text
+    assert "127.0.0.1" not in text
 
 
 def quick(monkeypatch):
@@ -460,7 +461,8 @@ def test_passwords_are_not_shown(text, shown):
 
 def test_a_table_shows_no_password(address):
     with open_table(address) as table:
-        assert "s3cret" not in repr(table) and "s3cret" not in table.name
+        assert "s3cret" not in repr(table)
+        assert "s3cret" not in table.name
 
 
 def test_frames_are_no_databases(tmp_path):
