@@ -60,10 +60,17 @@ _OTHERS = [("north", "1", 0.1), ("o'east", "5", 0.95), (None, "9.5", 0.5), ("?",
 
 def database_checks() -> Iterator[Finding]:
     """Rules that hold for every table, if there is an engine to ask."""
-    if not all(map(importlib.util.find_spec, ("ibis", "duckdb"))):
+    if not all(map(_is_installed, ("ibis", "duckdb"))):
         return
     yield _same_release()
     yield _share_of_one_record()
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:
+        return False
 
 
 def _same_release() -> Finding:

@@ -225,6 +225,8 @@ def open_table(
     if not isinstance(source, str | os.PathLike):
         return _of_ibis(source)
     text = os.fspath(source)
+    if not isinstance(text, str):
+        raise TypeError("table: expected an address or a table of Ibis', got bytes.")
     address = Address.of(text)
     if address.table and not (delimiter is None and encoding is None):
         raise TableError(

@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpvim.files import existing_file
+from dpvim.files import as_path, existing_file
 from dpvim.fingerprint import data_digest, file_digest
 from dpvim.synthesis.tables import TableError, csv_names, delimiter_of, table_suffix
 
@@ -44,7 +44,7 @@ class FilesAsTable:
     @classmethod
     def of(cls, place: str, *, delimiter: str | None, encoding: str | None) -> FilesAsTable:
         """The files at a place."""
-        folder = Path(place)
+        folder = as_path("table", place)
         paths = _in_folder(folder) if folder.is_dir() else [existing_file(place, error=TableError)]
         if folder.is_dir() or table_suffix(paths[0]) == ".parquet":
             if not (delimiter is None and encoding is None):
@@ -75,21 +75,16 @@ class FilesAsTable:
         """Of a file as `file_digest`; of a folder that of its files' names and digests."""
         if not self._place.is_dir():
             return file_digest(self._place)
-        return data_digest(
-            [
-                [str(path.relative_to(self._place)), file_digest(path)]
-                for path in _in_folder(self._place)
-            ]
-        )
+        return data_digest([[path.name, file_digest(path)] for path in _in_folder(self._place)])
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    """Parquet files of a folder and those within; hidden ones, and marks of programs, are none."""
+    """Parquet files in a folder; hidden ones, and marks of programs, are none."""
     found = sorted(
         path
-        for path in folder.rglob("*")
+        for path in folder.iterdir()
         if path.name.lower().endswith(".parquet")
-        and not any(part.startswith((".", "_")) for part in path.relative_to(folder).parts)
+        and not path.name.startswith((".", "_"))
         and path.is_file()
     )
     if not found:
