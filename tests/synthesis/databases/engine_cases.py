@@ -21,7 +21,6 @@ from dpvim.synthesis.schema import Schema
 TYPES = {
     "string": "text",
     "int64": "bigint",
-    "int16": "smallint",
     "double": "double precision",
     "float": "real",
     "bool": "boolean",
