@@ -14,7 +14,7 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -289,21 +289,7 @@ def _read_csv(
 
         table = pyarrow_csv.read_csv(
             pa.input_stream(str(source), compression="gzip" if _is_compressed(source) else None),
-            read_options=pyarrow_csv.ReadOptions(
-                encoding=encoding,
-                column_names=[str(place) for place in range(len(names))],
-                skip_rows_after_names=1,
-            ),
-            parse_options=pyarrow_csv.ParseOptions(
-                delimiter=delimiter,
-                newlines_in_values=True,
-                # In a table with one column an empty line is an empty value.
-                ignore_empty_lines=len(names) > 1,
-                invalid_row_handler=note,
-            ),
-            convert_options=pyarrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(wanted, pa.string()), include_columns=[*wanted]
-            ),
+            **csv_options(len(names), [*wanted], delimiter, encoding, broken=note),
         )
     if broken:
         found = ", ".join(map(str, sorted(set(broken))[:3]))
@@ -369,6 +355,41 @@ def csv_names(source: Path, delimiter: str, encoding: str) -> list[str]:
     _check_delimiter(source, names, None, delimiter)
     check_names(source, [name for name in names if name])
     return names
+
+
+def csv_options(
+    num_columns: int,
+    wanted: Sequence[str],
+    delimiter: str,
+    encoding: str,
+    *,
+    broken: Callable[[pyarrow_csv.InvalidRow], str] | None = None,
+) -> dict[str, Any]:
+    """Options of Arrow's reader of CSV files; columns are named by their place, and are texts.
+
+    Args:
+        num_columns: That the header has.
+        wanted: Names of the columns that are read.
+        delimiter, encoding: As for `read_table`.
+        broken: What is done with rows of another number of fields; an error if None.
+    """
+    return {
+        "read_options": pyarrow_csv.ReadOptions(
+            encoding=encoding,
+            column_names=[str(place) for place in range(num_columns)],
+            skip_rows_after_names=1,
+        ),
+        "parse_options": pyarrow_csv.ParseOptions(
+            delimiter=delimiter,
+            newlines_in_values=True,
+            # In a table with one column an empty line is an empty value.
+            ignore_empty_lines=num_columns > 1,
+            invalid_row_handler=broken,
+        ),
+        "convert_options": pyarrow_csv.ConvertOptions(
+            column_types=dict.fromkeys(wanted, pa.string()), include_columns=[*wanted]
+        ),
+    }
 
 
 def delimiter_of(path: Path) -> str:

@@ -239,8 +239,7 @@ def open_table(
     files = FilesAsTable.of(address.location, delimiter=delimiter, encoding=encoding)
     with errors_explained(text):
         backend = _duckdb(":memory:", read_only=False)
-        backend.con.execute(files.as_view())
-        expression = files.columns_of(backend.table(files.VIEW))
+        expression = files.table_in(backend)
     return DatabaseTable(text, expression, files=files, close=backend.disconnect)
 
 

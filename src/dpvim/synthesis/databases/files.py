@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dpvim._extras import require
 from dpvim.files import as_path, existing_file
 from dpvim.fingerprint import data_digest, file_digest
-from dpvim.synthesis.tables import TableError, csv_names, delimiter_of, table_suffix
-
-_ENCODINGS = {"utf-8": "utf-8", "utf8": "utf-8", "latin-1": "latin-1", "iso-8859-1": "latin-1"}
+from dpvim.synthesis.tables import TableError, csv_names, csv_options, delimiter_of, table_suffix
 
 
 class _Seen(NamedTuple):
@@ -29,16 +27,13 @@ class FilesAsTable:
     Args:
         place: The file, or the folder.
         paths: The files, in their order.
-        query: The table, as DuckDB's SQL.
-        names: Of the columns, by those in the query; None if they are the same.
+        csv: Delimiter and encoding of a CSV file; None for Parquet files.
     """
 
-    VIEW = "table_in_files"
+    _VIEW = "table_in_files"
 
-    def __init__(
-        self, place: Path, paths: list[Path], query: str, names: dict[str, str] | None
-    ) -> None:
-        self._place, self._query, self._names = place, query, names
+    def __init__(self, place: Path, paths: list[Path], csv: tuple[str, str] | None) -> None:
+        self._place, self._paths, self._csv = place, paths, csv
         self._seen = _look_at(paths)
 
     @classmethod
@@ -49,19 +44,27 @@ class FilesAsTable:
         if folder.is_dir() or table_suffix(paths[0]) == ".parquet":
             if not (delimiter is None and encoding is None):
                 raise TableError("delimiter, encoding: expected with a CSV file, got Parquet.")
-            listed = ", ".join(_literal(str(path)) for path in paths)
-            return cls(folder, paths, f"read_parquet([{listed}], hive_partitioning = false)", None)
-        return cls(folder, paths, *_csv(paths[0], delimiter, encoding))
+            return cls(folder, paths, None)
+        return cls(folder, paths, (delimiter or delimiter_of(folder), encoding or "utf-8"))
 
-    def as_view(self) -> str:
-        """A statement that makes the table."""
-        return f"CREATE VIEW {self.VIEW} AS SELECT * FROM {self._query}"
-
-    def columns_of(self, table: Any) -> Any:
-        """The table with its columns' names."""
-        if self._names is None:
-            return table
-        return table.select(**{name: table[place] for place, name in self._names.items()})
+    def table_in(self, backend: Any) -> Any:
+        """The table, for Ibis."""
+        if self._csv is None:
+            listed = ", ".join(_literal(str(path)) for path in self._paths)
+            source = f"read_parquet([{listed}], hive_partitioning = false)"
+            backend.con.execute(f"CREATE VIEW {self._VIEW} AS SELECT * FROM {source}")
+            return backend.table(self._VIEW)
+        # By Arrow's reader, as elsewhere: DuckDB's own has other ideas of quotes and empty lines.
+        (path,) = self._paths
+        names = csv_names(path, *self._csv)
+        named = {str(place): name for place, name in enumerate(names) if name}
+        options = csv_options(len(names), [str(place) for place in range(len(names))], *self._csv)
+        options["convert_options"].include_columns = []  # data sets choose columns by themselves
+        datasets = require("pyarrow.dataset", extra="tables")
+        whole = datasets.dataset(path, format=datasets.CsvFileFormat(**options))
+        backend.con.register(self._VIEW, whole)
+        table = backend.table(self._VIEW)
+        return table.select(**{name: table[place] for place, name in named.items()})
 
     def are_unchanged(self) -> bool:
         """True if the files are as they were, as far as their sizes and times tell."""
@@ -95,32 +98,6 @@ def _in_folder(folder: Path) -> list[Path]:
 def _look_at(paths: list[Path]) -> list[_Seen]:
     found = [(path, os.stat(path)) for path in paths]
     return [_Seen(str(path), s.st_size, s.st_mtime_ns, s.st_ino) for path, s in found]
-
-
-def _csv(path: Path, delimiter: str | None, encoding: str | None) -> tuple[str, dict[str, str]]:
-    known = _ENCODINGS.get((encoding or "utf-8").lower())
-    if known is None:
-        raise TableError(
-            f"encoding: expected 'utf-8' or 'latin-1', which DuckDB reads, got {encoding!r}. Give "
-            "the file without duckdb: before it."
-        )
-    delimiter = delimiter or delimiter_of(path)
-    names = csv_names(path, delimiter, encoding or "utf-8")
-    columns = ", ".join(f"'c{place}': 'VARCHAR'" for place in range(len(names)))
-    options = {
-        "delim": _literal(delimiter),
-        "columns": f"{{{columns}}}",
-        "header": "true",
-        "auto_detect": "false",  # what a value is must not depend on others
-        "quote": "'\"'",
-        "escape": "'\"'",
-        "nullstr": _literal(secrets.token_hex(16)),  # an empty text is a text
-        "encoding": _literal(known),
-        "compression": "'gzip'" if path.name.lower().endswith(".gz") else "'none'",
-    }
-    listed = ", ".join(f"{name} = {value}" for name, value in options.items())
-    named = {f"c{place}": name for place, name in enumerate(names) if name}
-    return f"read_csv({_literal(str(path))}, {listed})", named
 
 
 def _literal(text: str) -> str:
