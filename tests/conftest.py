@@ -294,3 +294,14 @@ def summing_raw_records(bridged):
 
     own = likelihood._replace(clipped_sum=clipped_sum)
     return bridged._replace(problem=bridged.problem._replace(likelihood=own))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The address of a PostgreSQL server of these tests' own, without a table."""
+    import postgres_server
+
+    if reason := postgres_server.why_not():
+        pytest.skip(reason)
+    with postgres_server.running() as address:
+        yield address

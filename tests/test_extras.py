@@ -49,6 +49,8 @@ COMMANDS = [
     ("pyarrow", "tables", "synth t.csv --schema s.toml --epsilon 1 -o new"),
     ("pyarrow", "tables", "fit t.csv --schema s.toml --model linear --target age --epsilon 1 -o o"),
     ("pyarrow", "tables", "sample twin --datasets 1 --rows 5 -o more"),
+    ("ibis", "databases", "schema check s.toml duckdb:t.csv"),
+    ("duckdb", "databases", "schema draft duckdb:t.csv -o d.toml"),
     ("statsmodels", "analysis", "analyze twin age~visits"),
     ("patsy", "analysis", "analyze twin age~visits"),
     ("jinja2", "report", "report twin"),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dpvim.ledger.entries import LedgerError
     from dpvim.synthesis.analysis.pooling import analyze
     from dpvim.synthesis.analysis.rubin import combine
+    from dpvim.synthesis.databases.connection import open_table
     from dpvim.synthesis.fitting import TwinModel, synthesize
     from dpvim.synthesis.schema import Schema
     from dpvim.synthesis.tables import read_table
@@ -74,6 +75,7 @@ __all__ = [
     "fit_nonprivate",
     "held_out",
     "load",
+    "open_table",
     "plan",
     "plan_tuning",
     "predictive_check",
@@ -94,6 +96,7 @@ _LATER = {
     "analyze": "synthesis.analysis.pooling",
     "combine": "synthesis.analysis.rubin",
     "held_out": "checking",
+    "open_table": "synthesis.databases.connection",
     "plan_tuning": "tuning",
     "predictive_check": "checking",
     "read_table": "synthesis.tables",

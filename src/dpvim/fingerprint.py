@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -17,6 +17,15 @@ from dpvim.files import existing_file
 from dpvim.mapped import MappedArray
 
 _BLOCK = 2**20
+
+
+@runtime_checkable
+class HasDigest(Protocol):
+    """Data that are elsewhere, such as a table in a database, and know a digest of themselves."""
+
+    def digest(self) -> bytes:
+        """A digest of all that the data are. Secret, as `data_digest`."""
+        ...
 
 
 def data_digest(*data: Any) -> bytes:

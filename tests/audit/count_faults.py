@@ -194,7 +194,7 @@ def _groups_of_exact_counts() -> Any:
         def faulty(mechanism: CountMechanism, wanted: twin_release.Design) -> Any:
             fine = Cells(tuple(np.arange(grid.num_cells) for grid in wanted.grids))
             singles = [Marginal((column,)) for column in wanted.grouped]
-            exact = iter(counts.count_cells(mechanism._pieces(), fine, singles))
+            exact = iter(mechanism._source.count(fine, singles))
 
             def make_grouping(grouping: Any) -> Any:
                 return lambda grid, noisy, variance, **options: grouping(
@@ -214,7 +214,7 @@ def _records_counted() -> Any:
     return patch(
         twin_release,
         "_num_rows",
-        lambda old: lambda mechanism, noisy: float(sum(map(len, mechanism._pieces()))),
+        lambda old: lambda mechanism, noisy: float(sum(map(len, mechanism._source.pieces()))),
     )
 
 

@@ -259,6 +259,7 @@ def _combine(case: dict[str, Any]) -> None:
 _READERS = {
     "load": dpvim.load,
     "read_table": read_table,
+    "open_table": dpvim.open_table,
     "Twin.load": Twin.load,
     "Schema.load": Schema.load,
     "Ledger": Ledger,

@@ -16,6 +16,7 @@ import typer
 from dpvim._extras import MissingExtraError
 from dpvim.cli.next_command import next_command
 from dpvim.synthesis.analysis.pooling import FailedFitsError
+from dpvim.synthesis.databases.addresses import without_password
 from dpvim.types import BudgetExceededError
 
 # Exit codes: 0 done, 1 something was found or went wrong, 2 the command was misused.
@@ -28,7 +29,7 @@ _PLAIN = (
 
 
 @contextmanager
-def plain_errors(command: str, **files: Path | None) -> Iterator[None]:
+def plain_errors(command: str, **files: Path | str | None) -> Iterator[None]:
     """Errors in what was asked for end the command with a sentence, not a traceback.
 
     Warnings are sentences, too.
@@ -43,14 +44,14 @@ def plain_errors(command: str, **files: Path | None) -> Iterator[None]:
             warnings.showwarning = _print_warning
             yield
     except _PLAIN as error:
-        typer.echo(f"Error: {error}", err=True)
+        typer.echo(f"Error: {without_password(str(error))}", err=True)
         if advice := next_command(error, command, files):
-            typer.echo(f"Next: {advice}", err=True)
+            typer.echo(f"Next: {without_password(advice)}", err=True)
         raise typer.Exit(MISUSED) from error
 
 
 def _print_warning(message: Warning | str, *where: Any, **more: Any) -> None:
-    typer.echo(f"Warning: {message}", err=True)
+    typer.echo(f"Warning: {without_password(str(message))}", err=True)
 
 
 def print_json(content: dict[str, Any]) -> None:

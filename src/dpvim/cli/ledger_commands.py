@@ -20,6 +20,8 @@ from dpvim.ledger.fingerprint import key_path
 from dpvim.ledger.state import Release, problems_of
 from dpvim.ledger.storage import head_path
 from dpvim.privacy.plan import PrivacyPlan
+from dpvim.synthesis.databases.addresses import without_password
+from dpvim.synthesis.fitting import opened_table
 from dpvim.types import Relation
 
 ledger_app = typer.Typer(help="A data set's budget, and its use.", no_args_is_help=True)
@@ -38,7 +40,7 @@ def init(
     relation: RelationOption = Relation.ZERO_OUT,
     unit: Annotated[str, typer.Option(help="Unit of privacy: record or person.")] = RECORD,
     table: Annotated[
-        Path | None,
+        str | None,
         typer.Option(help="The table, to bind the ledger to.  [default: the first that is used]"),
     ] = None,
     as_json: AsJson = False,
@@ -51,7 +53,7 @@ def init(
     Example: `dpvim ledger init patients.ledger --name "patients 2026" --epsilon 3 --delta 1e-6
     --table patients.csv`
     """
-    with plain_errors("ledger init", ledger=ledger):
+    with plain_errors("ledger init", ledger=ledger), opened_table(table) as data:
         made = Ledger.create(
             ledger,
             name=name,
@@ -59,7 +61,7 @@ def init(
             delta=delta,
             relation=relation,
             unit=unit,
-            data=table,
+            data=data,
         )
     if as_json:
         files = {"ledger": ledger, "head": head_path(ledger), "secret_key": key_path(ledger)}
@@ -209,7 +211,9 @@ def plan(
 @ledger_app.command()
 def bind(
     ledger: LedgerFile,
-    table: Annotated[Path, typer.Argument(help="A file with the same records, or some of them.")],
+    table: Annotated[
+        str, typer.Argument(help="A file or table with the same records, or some of them.")
+    ],
     note: Annotated[str, typer.Option(help="The reason, noted in the ledger; public.")],
     as_json: AsJson = False,
 ) -> None:
@@ -217,12 +221,13 @@ def bind(
 
     Example: `dpvim ledger bind patients.ledger patients.parquet --note "as Parquet"`
     """
-    with plain_errors("ledger bind", ledger=ledger):
-        Ledger(ledger).bind(table, note)
+    with plain_errors("ledger bind", ledger=ledger), opened_table(table) as data:
+        Ledger(ledger).bind(data, note)
+    shown = without_password(table)
     if as_json:
-        print_json({"ledger": str(ledger), "table": str(table), "note": note})
+        print_json({"ledger": str(ledger), "table": shown, "note": note})
         return
-    typer.echo(f"{ledger}: {table} counts as its data set from now on.")
+    typer.echo(f"{ledger}: {shown} counts as its data set from now on.")
 
 
 def _plan(

@@ -18,7 +18,7 @@ _SAYS_IT = ("dpvim ", "pip install")
 
 
 def next_command(
-    error: BaseException, command: str, files: Mapping[str, Path | None]
+    error: BaseException, command: str, files: Mapping[str, Path | str | None]
 ) -> str | None:
     """The command to type next, or None.
 
@@ -50,7 +50,9 @@ def next_command(
     return _typed(command) + " --help"
 
 
-def _to_make_what_is_missing(error: OSError, command: str, given: Mapping[str, Path]) -> str | None:
+def _to_make_what_is_missing(
+    error: OSError, command: str, given: Mapping[str, Path | str]
+) -> str | None:
     if not isinstance(error, FileNotFoundError):
         return None
     # A name may be that of a file, or of a folder that lacks something.
@@ -66,9 +68,10 @@ def _to_make_what_is_missing(error: OSError, command: str, given: Mapping[str, P
     return None
 
 
-def _with_another_name(taken: Path | None) -> str | None:
+def _with_another_name(taken: Path | str | None) -> str | None:
     if taken is None:
         return None
+    taken = Path(taken)
     free = next(
         name
         for number in itertools.count(2)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from dpvim.synthesis.databases.addresses import without_password
 from dpvim.types import Relation
 
 
@@ -52,6 +53,13 @@ class Format(StrEnum):
 
 
 Table = Annotated[Path, typer.Argument(help="CSV, TSV (also gzipped) or Parquet.")]
+AnyTable = Annotated[
+    str,
+    typer.Argument(
+        help="CSV, TSV (also gzipped) or Parquet; a folder of Parquet; a table in a database: "
+        "postgresql://user@host/database#table or file.duckdb#table."
+    ),
+]
 Delimiter = Annotated[str | None, typer.Option(help="What separates fields of a CSV file.")]
 Encoding = Annotated[str | None, typer.Option(help="Of a CSV file.  [default: utf-8]")]
 SchemaFile = Annotated[Path, typer.Option("--schema", help="The table's schema (TOML).")]
@@ -155,7 +163,7 @@ Checkpoint = Annotated[
 
 
 def command_line() -> str:
-    """The command as it was typed, to repeat it."""
-    command = shlex.join(["dpvim", *sys.argv[1:]])
+    """The command as it was typed, to repeat it, but for passwords."""
+    command = shlex.join(["dpvim", *map(without_password, sys.argv[1:])])
     # File names need not be text. That must not be an error when the budget is spent.
     return command.encode("utf-8", "backslashreplace").decode()

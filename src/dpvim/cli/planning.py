@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -13,13 +12,12 @@ from dpvim.ledger.book import Ledger
 from dpvim.models.mixture import Mixture
 from dpvim.privacy.plan import PrivacyPlan, default_sampling_prob
 from dpvim.strategy import FitPlan, plan
-from dpvim.synthesis.encoding import encode
 from dpvim.synthesis.fitting import (
     CountSynthesizer,
     DpviSynthesizer,
-    pieces_of,
     resolve_delta,
 )
+from dpvim.synthesis.marginals.release import design
 from dpvim.synthesis.model import TableRegression
 from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.twin import DPVI
@@ -82,7 +80,7 @@ def end_dry_run(
 
 def end_dry_run_of_twin(
     maker: CountSynthesizer | DpviSynthesizer,
-    source: Path,
+    source: Any,
     *,
     epsilon: float,
     delta: float | None,
@@ -107,12 +105,14 @@ def end_dry_run_of_twin(
         options = {**budget, **by_person, **maker.options}
         end_dry_run(maker.model, (table.values, table.missing), as_json=as_json, **options)
     assert isinstance(maker, CountSynthesizer)
-    pieces = pieces_of(source, schema, maker.group_by, seed=maker.seed, **reading)
-    rows = sum(encode(piece, schema).num_rows for piece in pieces())
+    tables, _ = maker.tables_of(source, **reading)
+    rows = sum(table.num_rows for table in tables()) if callable(tables) else tables.num_rows
     of_twin = maker.plan(
         rows if num_examples is None else num_examples, epsilon=epsilon, delta=delta
     )
     of_twin.check_num_rows(rows)
+    if not callable(tables):
+        tables.counted(schema, design(schema, of_twin).grids)
     if ledger is not None:
         ledger.check_affordable(of_twin, delta=delta)
     facts = maker.facts(of_twin)

@@ -12,10 +12,13 @@ import pandas as pd
 import typer
 
 from dpvim.cli.common import plain_errors, print_json
-from dpvim.cli.options import AsJson, Delimiter, Encoding, Table
+from dpvim.cli.options import AnyTable, AsJson, Delimiter, Encoding
 from dpvim.synthesis.constrained import check_possible
+from dpvim.synthesis.databases.connection import DatabaseTable
+from dpvim.synthesis.databases.looking import draft_of, validation_counts_in
 from dpvim.synthesis.draft import draft as draft_schema
 from dpvim.synthesis.encoding import broken_counts, validation_counts
+from dpvim.synthesis.fitting import opened_table
 from dpvim.synthesis.formulas import formulas_of
 from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.tables import read_table
@@ -25,7 +28,7 @@ schema_app = typer.Typer(help="What is publicly known about a table.", no_args_i
 
 @schema_app.command()
 def draft(
-    table: Table,
+    table: AnyTable,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the draft.")],
     delimiter: Delimiter = None,
     encoding: Encoding = None,
@@ -36,12 +39,18 @@ def draft(
     The draft is made by looking at the data, so it is as private as they are: replace what it
     says by public knowledge and set `reviewed = true`, column by column.
 
-    Example: `dpvim schema draft patients.csv -o patients.toml`
+    Example: `dpvim schema draft patients.csv -o patients.toml`. As for synth, the table may be in
+    a database.
     """
     with plain_errors("schema draft", table=table, output=output):
         if output.exists():
             raise FileExistsError(f"{output}: exists already. Choose another name.")
-        made = draft_schema(read_table(table, delimiter=delimiter, encoding=encoding))
+        reading = {"delimiter": delimiter, "encoding": encoding}
+        with opened_table(table, **reading) as source:
+            if isinstance(source, DatabaseTable):
+                made = draft_of(source)
+            else:
+                made = draft_schema(read_table(table, **reading))
         with output.open("x", encoding="utf-8") as file:  # a file made meanwhile is not replaced
             file.write(made.to_toml())
         _warn_of_formulas(made.schema)
@@ -56,7 +65,7 @@ def draft(
 @schema_app.command()
 def check(
     schema: Annotated[Path, typer.Argument(help="A schema (TOML).")],
-    table: Annotated[Path | None, typer.Argument(help="A table to try it on.")] = None,
+    table: Annotated[str | None, typer.Argument(help="A table to try it on, as for synth.")] = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
     as_json: AsJson = False,
@@ -71,10 +80,15 @@ def check(
         _warn_of_formulas(known)
         counts = broken = None
         if table is not None:
-            frame = read_table(table, columns=known.names, delimiter=delimiter, encoding=encoding)
-            counts = validation_counts(frame, known)
-            if known.constraints:
-                broken = broken_counts(frame, known)
+            reading = {"delimiter": delimiter, "encoding": encoding}
+            with opened_table(table, **reading) as source:
+                if isinstance(source, DatabaseTable):
+                    counts = validation_counts_in(source, known)
+                else:
+                    frame = read_table(table, columns=known.names, **reading)
+                    counts = validation_counts(frame, known)
+                    if known.constraints:
+                        broken = broken_counts(frame, known)
     if as_json:
         facts = {"columns": known.names, "not_reviewed": known.unreviewed}
         print_json(facts if counts is None else {**facts, **_exact_counts(counts, broken)})
@@ -86,6 +100,8 @@ def check(
         if broken is not None:
             typer.echo("\nRows that break a constraint, which count as they are:")
             typer.echo(broken.to_string())
+        elif known.constraints:
+            typer.echo("\nRows that break a constraint are not counted in a database.")
 
 
 def _exact_counts(counts: pd.DataFrame, broken: pd.Series | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from dpvim import _validate
 from dpvim.checkpoints import forget
 from dpvim.cli.common import plain_errors, print_json
 from dpvim.cli.options import (
+    AnyTable,
     AsJson,
     Checkpoint,
     ChosenClipNorm,
@@ -43,7 +45,6 @@ from dpvim.cli.options import (
     SamplingProb,
     SchemaFile,
     Steps,
-    Table,
     TableFormat,
     Target,
     TargetModel,
@@ -60,7 +61,7 @@ from dpvim.cli.planning import (
 )
 from dpvim.files import new_folder
 from dpvim.ledger.book import Ledger
-from dpvim.synthesis.fitting import CountSynthesizer, make_synthesizer, resolve_delta
+from dpvim.synthesis.fitting import CountSynthesizer, make_synthesizer, opened_table, resolve_delta
 from dpvim.synthesis.model import load_model
 from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.twin import CLOSEST, DATA, Twin, check_format
@@ -164,7 +165,7 @@ def plan(
 
 
 def synth(
-    table: Table,
+    table: AnyTable,
     schema: SchemaFile,
     epsilon: Epsilon,
     output: NewFolder,
@@ -209,8 +210,14 @@ def synth(
 
     - `dpvim synth visits.csv --schema visits.toml --epsilon 1 --person patient -o twin` uses one
       row of each patient, chosen at random
+
+    - `dpvim synth postgresql://reader@db.example/clinic#patients --schema patients.toml
+      --epsilon 1 -o twin` counts in the database: only counts leave it
     """
-    with plain_errors("synth", table=table, schema=schema, ledger=ledger, output=output):
+    with (
+        plain_errors("synth", table=table, schema=schema, ledger=ledger, output=output),
+        contextlib.ExitStack() as opened,
+    ):
         _validate.positive_int("datasets", datasets)
         if rows is not None:
             _validate.positive_int("rows", rows)
@@ -234,18 +241,22 @@ def synth(
             group_by=person,
             checkpoint=checkpoint,
         )
+        reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding}
+        source: Any = table
+        if isinstance(maker, CountSynthesizer):
+            source = opened.enter_context(opened_table(table, **reading))
         budget: dict[str, Any] = {
             "epsilon": epsilon,
             "delta": delta,
             "num_examples": num_examples,
-            "ledger": None if ledger is None else Ledger(ledger, data=table),
+            "ledger": None if ledger is None else Ledger(ledger, data=source),
             "purpose": purpose,
         }
-        reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding}
         with new_folder(output) as folder:
             if dry_run:
-                end_dry_run_of_twin(maker, table, as_json=as_json, **budget, **reading)
-            twin = maker.fit(table, **budget, **reading)
+                end_dry_run_of_twin(maker, source, as_json=as_json, **budget, **reading)
+            twin = maker.fit(source, **budget, **reading)
+            opened.close()
             twin.write_into(folder, not_for_release=seed is not None)
             (folder / "command.txt").write_text(command_line() + "\n", encoding="utf-8")
         # From here on the budget is spent and its result is safe.

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpvim.fingerprint import data_digest, file_digest, keyed_fingerprint
+from dpvim.fingerprint import HasDigest, data_digest, file_digest, keyed_fingerprint
 from dpvim.ledger.entries import LedgerError
 from dpvim.mapped import MappedArray
 from dpvim.types import PrivacyWarning
@@ -31,8 +31,11 @@ def digest_of(data: Any) -> bytes:
 
     Args:
         data: A file (a path), by its bytes; a table, by its columns; or arrays, in dicts, lists
-            and tuples as `dpvim.fit` takes them, by their values in single precision.
+            and tuples as `dpvim.fit` takes them, by their values in single precision; or a table
+            in a database, by what it says.
     """
+    if isinstance(data, HasDigest):
+        return data.digest()
     if isinstance(data, str | os.PathLike):
         return file_digest(Path(data))
     leaves = [leaf if hasattr(leaf, "columns") else _plain(leaf) for leaf in jax.tree.leaves(data)]

@@ -15,12 +15,13 @@ and rounding is post-processing. Nothing here is in floating point but the noise
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from jaxtyping import Int
@@ -89,20 +90,45 @@ class Cells(NamedTuple):
         return tuple(int(cells.max()) + 1 for cells in self.of_code)
 
 
+class SourceOfCounts(Protocol):
+    """A table that can be counted, wherever it is: in memory, in a file, in a database."""
+
+    def count(self, cells: Cells, marginals: Sequence[Marginal]) -> list[np.ndarray]:
+        """Exact counts, an array with an axis for each column of each marginal; private.
+
+        Every record is in one cell of each marginal, whatever it holds.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class InPieces:
+    """A table that is counted piece by piece in this process."""
+
+    pieces: Pieces
+
+    def count(self, cells: Cells, marginals: Sequence[Marginal]) -> list[np.ndarray]:
+        """Exact counts; private."""
+        return count_cells(self.pieces(), cells, marginals)
+
+
 class CountMechanism:
     """Releases noisy counts of one table, in rounds, within one plan.
 
     Args:
         plan: One step on all records; its clip norm is the norm of a record's share.
         streams: Randomness of the noise.
-        pieces: The table, with one row for each record; if records are persons, for each person.
+        table: With one row for each record; if records are persons, for each person. In pieces, or
+            something else that counts.
 
     Guarantees:
         The rounds together are the Gaussian mechanism of the plan. Noise is used once: a mechanism
         cannot be copied, stored, or used by another process than the one that made it.
     """
 
-    def __init__(self, plan: PrivacyPlan, streams: SecretStreams, pieces: Pieces) -> None:
+    def __init__(
+        self, plan: PrivacyPlan, streams: SecretStreams, table: Pieces | SourceOfCounts
+    ) -> None:
         if plan.num_steps != 1 or plan.sampling_prob != 1:
             raise ValueError(
                 f"plan: expected one step on all records, got {plan.num_steps} steps at sampling "
@@ -111,7 +137,7 @@ class CountMechanism:
         self.plan = plan
         self._spent = Fraction()
         self._lock = threading.Lock()
-        self._pieces = pieces
+        self._source: SourceOfCounts = InPieces(table) if callable(table) else table
         self._generator = streams.generator("counts")
         self._process = os.getpid()
 
@@ -131,7 +157,8 @@ class CountMechanism:
         _check_scales(self.plan.noise_stddev, weights)
         # Spent before the data are looked at: whatever goes wrong below, it is gone.
         self._spend(share)
-        counts = count_cells(self._table(), cells, marginals)
+        counts = self._source.count(cells, marginals)
+        self.plan.check_num_rows(_num_records(counts, cells, marginals))
         return [self._noisy(*each) for each in zip(marginals, counts, weights, strict=True)]
 
     def position(self) -> np.ndarray:
@@ -163,13 +190,6 @@ class CountMechanism:
                     f"rounds left, got {share:g}."
                 )
             self._spent += Fraction(share)
-
-    def _table(self) -> Iterator[Codes]:
-        num_rows = 0
-        for piece in self._pieces():
-            num_rows += len(piece)
-            yield piece
-        self.plan.check_num_rows(num_rows)
 
     def _noisy(self, marginal: Marginal, counts: np.ndarray, weight: float) -> NoisyMarginal:
         stddev = self.plan.noise_stddev / weight
@@ -206,6 +226,22 @@ def _check_scales(noise_stddev: float, weights: Sequence[float]) -> None:
             "Ask for fewer marginals, with weights that are less far apart, or for a larger "
             "epsilon."
         )
+
+
+def _num_records(counts: Sequence[np.ndarray], cells: Cells, marginals: Sequence[Marginal]) -> int:
+    """Number of records that were counted: in each marginal the same, each in one cell."""
+    shapes = [tuple(cells.sizes[column] for column in each.columns) for each in marginals]
+    totals = {int(each.sum()) for each in counts}
+    if (
+        [each.shape for each in counts] != shapes
+        or any(each.dtype.kind not in "iu" or (each < 0).any() for each in counts)
+        or len(totals) != 1
+    ):
+        raise ValueError(
+            "table: expected every record in one cell of each marginal, got counts that cannot be: "
+            "the source of counts is wrong. Nothing was released."
+        )
+    return totals.pop()
 
 
 def count_cells(

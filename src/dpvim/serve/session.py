@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ class Session:
         """True if all that is included is said to be public knowledge."""
         return not self.schema.unreviewed
 
-    def review(self, columns: list[Mapping[str, str]]) -> dict[int, str]:
+    def review(self, columns: Sequence[Mapping[str, str]]) -> dict[int, str]:
         """Take over what was typed, column by column, and write the schema.
 
         Returns:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -99,12 +99,38 @@ def draft(frame: pd.DataFrame, *, missing: Sequence[str] = DEFAULT_MARKERS) -> D
         missing: Texts that stand for a missing value.
     """
     check_names("table", list(frame.columns))
+    return draft_from({name: _look_at(name, frame[name]) for name in frame.columns}, missing)
+
+
+class ColumnValues(NamedTuple):
+    """All that a draft looks at in a column: counts of its values, by their texts.
+
+    Attributes:
+        counts: None is for nulls.
+        are_booleans: True for a column of booleans.
+    """
+
+    counts: dict[str | None, int]
+    are_booleans: bool = False
+
+
+def draft_from(
+    values: Mapping[str, ColumnValues | str], missing: Sequence[str] = DEFAULT_MARKERS
+) -> Draft:
+    """Guess a schema from the values of a table's columns.
+
+    Args:
+        values: By column; or the reason why there are none.
+        missing: Texts that stand for a missing value.
+    """
     columns: list[AnyColumn] = []
     comments, left_out = {}, {}
-    for name in frame.columns:
+    for name, found in values.items():
         try:
-            seen = _distinct_values(name, frame[name], missing)
-            column, comments[name] = _guess(name, frame[name], seen)
+            if isinstance(found, str):
+                raise _CannotGuessError(found)
+            seen = _distinct_values(found, missing)
+            column, comments[name] = _guess(name, seen, are_booleans=found.are_booleans)
             columns.append(column)
         except _CannotGuessError as reason:
             left_out[name] = str(reason)
@@ -138,12 +164,22 @@ class _DistinctValues(NamedTuple):
         return _DistinctValues(texts, self.numbers[wanted], self.counts[wanted], self.nullable)
 
 
-def _distinct_values(name: str, series: pd.Series, markers: Sequence[str]) -> _DistinctValues:
+def _look_at(name: str, series: pd.Series) -> ColumnValues | str:
     try:
         counts = value_counts(name, series)
     except TableError:
-        hint = " Dates must be without a time zone." * has_time_zone(series)
-        raise _CannotGuessError(f"values of type {series.dtype}.{hint}") from None
+        return cannot_look_at(series.dtype, has_time_zone=has_time_zone(series))
+    are_booleans = pd.api.types.infer_dtype(series, skipna=True) == "boolean"
+    return ColumnValues(counts, are_booleans)
+
+
+def cannot_look_at(kind: object, *, has_time_zone: bool) -> str:
+    """The reason why a column of some type is left out of a draft."""
+    return f"values of type {kind}." + " Dates must be without a time zone." * has_time_zone
+
+
+def _distinct_values(found: ColumnValues, markers: Sequence[str]) -> _DistinctValues:
+    counts = found.counts
     is_gap = are_markers([*counts], markers, as_numbers=True)
     present = {
         text: counts[text]
@@ -156,9 +192,9 @@ def _distinct_values(name: str, series: pd.Series, markers: Sequence[str]) -> _D
     return _DistinctValues(texts, numbers, np.array([present[text] for text in texts]), nullable)
 
 
-def _guess(name: str, series: pd.Series, seen: _DistinctValues) -> tuple[AnyColumn, str]:
+def _guess(name: str, seen: _DistinctValues, *, are_booleans: bool) -> tuple[AnyColumn, str]:
     """A column and what to say about it."""
-    if pd.api.types.infer_dtype(series, skipna=True) == "boolean":
+    if are_booleans:
         return _levelled(name, [False, True], seen), _LEVELS
     if (dates := _date(name, seen)) is not None:
         return dates, _DATES if dates.format else _BOUNDS

@@ -59,7 +59,7 @@ class EncodedTable:
         return len(next(iter(self.values.values())))
 
 
-class _Status(enum.IntEnum):
+class Status(enum.IntEnum):
     """Validity of a value by the schema's entry for its column."""
 
     INSIDE = 0
@@ -129,7 +129,7 @@ def validation_counts(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
     The counts are exact. They tell the holder whether a schema suits its table, and must not be
     released.
     """
-    names = [status.name.lower() for status in _Status]
+    names = [status.name.lower() for status in Status]
     counts = {
         column.name: np.bincount(status, minlength=len(names))
         for column, _, status in _read_columns(frame, schema)
@@ -166,7 +166,7 @@ def _read_columns(
 ) -> Iterator[tuple[AnyColumn, np.ndarray, np.ndarray]]:
     check_names("table", list(frame.columns), schema.names)
     for column in schema.columns:
-        markers = _markers_of(column, schema)
+        markers = markers_of(column, schema)
         if isinstance(column, Date):
             yield column, *_read_dates(column, frame[column.name], markers)
             continue
@@ -207,7 +207,7 @@ def _check_type(column: AnyColumn, series: pd.Series, array: pa.Array) -> None:
 def _read_levels(
     column: Levelled, array: pa.Array, markers: tuple[str, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    codes = _codes_of(column)
+    codes = codes_of_levels(column)
     as_level = LEVEL_OF_TEXT[column.level_type]
 
     # Each distinct text is read once. -1 is for what is no level.
@@ -218,20 +218,20 @@ def _read_levels(
         for i in np.flatnonzero(read < 0):
             text = texts[i]
             read[i] = -1 if text is None else codes.get(group_of(text), -1)
-    status = np.where(read < 0, _Status.OUTSIDE, _Status.INSIDE)
+    status = np.where(read < 0, Status.OUTSIDE, Status.INSIDE)
     is_missing = are_markers(texts, markers, as_numbers=column.level_type is not str)
-    status[is_missing] = _Status.MISSING
+    status[is_missing] = Status.MISSING
     return read[indices], status[indices]
 
 
-def _codes_of(column: Levelled) -> dict[Level | None, int]:
+def codes_of_levels(column: Levelled) -> dict[Level | None, int]:
     """The code of each level, also with the apostrophe that makes a formula harmless."""
     codes: dict[Level | None, int] = {level: code for code, level in enumerate(column.levels)}
     texts = [level for level in column.levels if isinstance(level, str)]
     return {quoted(text): codes[text] for text in texts} | codes
 
 
-def _markers_of(column: AnyColumn, schema: Schema) -> tuple[str, ...]:
+def markers_of(column: AnyColumn, schema: Schema) -> tuple[str, ...]:
     """Texts for missing values, also with the apostrophe that makes a formula harmless."""
     levels = column.read_levels if isinstance(column, Levelled) else ()
     return (*schema.missing, *(m for m in map(quoted, schema.missing) if m not in levels))
@@ -242,22 +242,36 @@ def _read_numbers(
 ) -> tuple[np.ndarray, np.ndarray]:
     if is_any_of(array.type, _BINARY_NUMBERS):
         numbers = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        status = np.where(np.isnan(numbers), _Status.MISSING, _Status.INSIDE)
-        status[np.isin(numbers, [to_number(marker) for marker in markers])] = _Status.MISSING
+        status = np.where(np.isnan(numbers), Status.MISSING, Status.INSIDE)
+        status[np.isin(numbers, [to_number(marker) for marker in markers])] = Status.MISSING
     else:
         indices, texts = _distinct(array)
         read = np.array([np.nan if text is None else to_number(text) for text in texts])
-        read_status = np.where(np.isnan(read), _Status.NOT_A_NUMBER, _Status.INSIDE)
-        read_status[are_markers(texts, markers, as_numbers=True)] = _Status.MISSING
+        read_status = np.where(np.isnan(read), Status.NOT_A_NUMBER, Status.INSIDE)
+        read_status[are_markers(texts, markers, as_numbers=True)] = Status.MISSING
         numbers, status = read[indices], read_status[indices]
     numbers = np.rint(numbers) if column.integral else numbers
     return numbers, _with_outside(column, numbers, status)
 
 
+def encode_numbers(
+    column: Numeric, numbers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Values, where they are missing, and how they fit, of numbers that are there.
+
+    Args:
+        column: Their entry.
+        numbers: In double precision, none of them NaN; of dates, units since the lower bound.
+    """
+    numbers = np.rint(numbers) if column.integral else numbers
+    status = _with_outside(column, numbers, np.full(len(numbers), Status.INSIDE))
+    return *_map_numbers(column, numbers, status), status
+
+
 def _with_outside(column: Numeric, numbers: np.ndarray, status: np.ndarray) -> np.ndarray:
     lower, upper = column.bounds
-    is_outside = (status == _Status.INSIDE) & ((numbers < lower) | (numbers > upper))
-    return np.where(is_outside, _Status.OUTSIDE, status)
+    is_outside = (status == Status.INSIDE) & ((numbers < lower) | (numbers > upper))
+    return np.where(is_outside, Status.OUTSIDE, status)
 
 
 def _read_dates(
@@ -279,7 +293,7 @@ def _read_dates(
             moments = array.to_numpy(zero_copy_only=False)
             units = moments.astype(f"datetime64[{UNITS[column.resolution]}]").astype(np.int64)
             is_gap = np.isnat(moments) | np.isin(moments.astype("datetime64[s]"), _as_numpy(gaps))
-            status = np.where(is_gap, _Status.MISSING, _Status.INSIDE)
+            status = np.where(is_gap, Status.MISSING, Status.INSIDE)
             numbers = units.astype(float) - column.origin
     return numbers, _with_outside(column, numbers, status)
 
@@ -310,9 +324,9 @@ def _read_moments(
         text = text_of(value)
         moment = _moment(column, value, text)
         if text is None or text in markers or (moment is not None and moment in gaps):
-            status.append(_Status.MISSING)
+            status.append(Status.MISSING)
         else:
-            status.append(_Status.NOT_A_NUMBER if moment is None else _Status.INSIDE)
+            status.append(Status.NOT_A_NUMBER if moment is None else Status.INSIDE)
         units = math.nan if moment is None else units_of(moment, column.resolution) - column.origin
         numbers.append(units)
     return np.array(numbers, float), np.array(status, int)
@@ -338,8 +352,8 @@ def _as_numpy(moments: list[datetime]) -> np.ndarray:
 def _map_levels(
     column: Levelled, codes: np.ndarray, status: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    missing = (status == _Status.MISSING) if column.nullable else np.zeros(len(status), bool)
-    mapped = (status != _Status.INSIDE) & ~missing
+    missing = (status == Status.MISSING) if column.nullable else np.zeros(len(status), bool)
+    mapped = (status != Status.INSIDE) & ~missing
     if column.outside_code is None:
         missing |= mapped
     else:
@@ -351,9 +365,9 @@ def _map_numbers(
     column: Numeric, numbers: np.ndarray, status: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     lower, upper = column.bounds
-    missing = (status == _Status.MISSING) | (status == _Status.NOT_A_NUMBER)
+    missing = (status == Status.MISSING) | (status == Status.NOT_A_NUMBER)
     if column.outside == MISSING:
-        missing |= status == _Status.OUTSIDE
+        missing |= status == Status.OUTSIDE
     inside = np.clip(np.where(missing, column.substitute, numbers), lower, upper)
     if isinstance(column, Real):
         return _to_unit(column, inside).astype(np.float32), missing

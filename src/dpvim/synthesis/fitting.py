@@ -31,8 +31,10 @@ from dpvim.privacy.randomness import SecretStreams
 from dpvim.resumable import refuse_checkpoint_of_persons
 from dpvim.serialization import plan_to_json
 from dpvim.synthesis.constrained import check_possible
+from dpvim.synthesis.databases.addresses import is_database
+from dpvim.synthesis.databases.connection import DatabaseTable, open_table
 from dpvim.synthesis.encoding import EncodedTable, encode
-from dpvim.synthesis.marginals.fit import fit_marginals
+from dpvim.synthesis.marginals.fit import Tables, fit_marginals
 from dpvim.synthesis.marginals.release import design, noise_of_pairs
 from dpvim.synthesis.model import DEFAULT_NUMBERS, build_model
 from dpvim.synthesis.persons import Frames, one_row_a_person
@@ -50,8 +52,8 @@ DEFAULT_STEPS = 4000
 # What a twin from counts has of the options of a fit.
 _OPTIONS_OF_COUNTS = ("relation", "seed", "progress", "checkpoint")
 
-Source: TypeAlias = pd.DataFrame | str | Path
-"""A table, or a file that holds one."""
+Source: TypeAlias = Any
+"""A table, a file that holds one, or one in a database, as `open_table` takes it."""
 
 
 def synthesize(
@@ -77,8 +79,9 @@ def synthesize(
     """Learn a model of a sensitive table under (epsilon, delta)-differential privacy.
 
     Args:
-        frame: The table, or a file with it; one row for each person, unless `group_by` says
-            otherwise. A Parquet file need not fit the memory.
+        frame: The table, a file with it, or one in a database, as `dpvim.open_table` takes it; one
+            row for each person, unless `group_by` says otherwise. A Parquet file need not fit the
+            memory.
         schema: What is publicly known about its columns; every entry must be reviewed.
         epsilon: The budget.
         delta: Default: a tenth of one over the number of rows.
@@ -212,10 +215,35 @@ class CountSynthesizer:
             source, epsilon, delta, num_examples, ledger, purpose: As in `synthesize`.
             reading: Of a file, as in `read_table`.
         """
+        with contextlib.ExitStack() as opened:
+            table = opened.enter_context(opened_table(source, **reading))
+            return self._fit(
+                table,
+                epsilon=epsilon,
+                delta=delta,
+                num_examples=num_examples,
+                ledger=ledger,
+                purpose=purpose,
+                after_release=opened.close,
+                **({} if isinstance(table, DatabaseTable) else reading),
+            )
+
+    def _fit(
+        self,
+        source: pd.DataFrame | str | Path | DatabaseTable,
+        *,
+        epsilon: float,
+        delta: float | None,
+        num_examples: int | None,
+        ledger: Any,
+        purpose: str | None,
+        after_release: Callable[[], object],
+        **reading: Any,
+    ) -> Twin:
         self.schema.check_reviewed()
+        tables, num_rows = self.tables_of(source, **reading)
         booked_in = _ledger_of(ledger, purpose, source)
-        pieces = pieces_of(source, self.schema, self.group_by, seed=self.seed, **reading)
-        public_rows = sum(map(len, pieces())) if num_examples is None else num_examples
+        public_rows = num_rows() if num_examples is None else num_examples
         plan = self.plan(public_rows, epsilon=epsilon, delta=delta)
         delta = resolve_delta(delta, public_rows)
         account = None
@@ -223,7 +251,7 @@ class CountSynthesizer:
             account = Account(booked_in, purpose or _PURPOSE, delta)
         with self._checkpoint(source, plan, delta, reading) as checkpoint:
             fitted = fit_marginals(
-                lambda: (encode(piece, self.schema) for piece in pieces()),
+                tables,
                 self.schema,
                 plan,
                 delta=delta,
@@ -233,8 +261,33 @@ class CountSynthesizer:
                 progress=self.progress,
                 account=account,
                 checkpoint=checkpoint,
+                after_release=after_release,
             )
         return Twin(self.schema, fitted, None, public_rows)
+
+    def tables_of(
+        self, source: pd.DataFrame | str | Path | DatabaseTable, **reading: Any
+    ) -> tuple[Tables | DatabaseTable, Callable[[], int]]:
+        """The table as `fit_marginals` takes it, and a function that counts its records.
+
+        Args:
+            source: From `opened_table`.
+            reading: Of a file, as in `read_table`.
+        """
+        if isinstance(source, DatabaseTable):
+            if self.group_by is not None:
+                raise ValueError(
+                    "group_by: expected a file or a frame with the rows of persons, got a table in "
+                    "a database, where secret coins cannot choose a row of each. Make a table with "
+                    "one row a person, or read this one from a file."
+                )
+            source.readers(self.schema)
+            return source, lambda: source.num_rows
+        pieces = pieces_of(source, self.schema, self.group_by, seed=self.seed, **reading)
+        return (
+            lambda: (encode(piece, self.schema) for piece in pieces()),
+            lambda: sum(map(len, pieces())),
+        )
 
     @contextlib.contextmanager
     def _checkpoint(
@@ -252,6 +305,8 @@ class CountSynthesizer:
         }
         if isinstance(source, pd.DataFrame):
             digest = data_digest(source[[name for name in self.schema.names if name in source]])
+        elif isinstance(source, DatabaseTable):
+            digest = source.digest()
         else:
             digest = file_digest(source)
         with checkpoints.opened(self.checkpoint, question, digest) as checkpoint:
@@ -276,6 +331,7 @@ class DpviSynthesizer:
 
     def read(self, source: Source, **reading: Any) -> tuple[EncodedTable, dict[str, Any]]:
         """The table as the model sees it, and what a fit must know of its rows."""
+        _refuse_database(source)
         seed = self.options.get("seed")
         pieces = pieces_of(source, self.schema, self.group_by, seed=seed, **reading)
         table = encode(pd.concat(pieces(), ignore_index=True), self.schema)
@@ -296,6 +352,7 @@ class DpviSynthesizer:
     ) -> Twin:
         """The twin of a table; arguments as in `CountSynthesizer.fit`."""
         self.schema.check_reviewed()
+        _refuse_database(source)
         booked_in = _ledger_of(ledger, purpose, source)
         table, by_person = self.read(source, **reading)
         public_rows = table.num_rows if num_examples is None else num_examples
@@ -314,9 +371,18 @@ class DpviSynthesizer:
         return Twin(self.schema, result, self.model, public_rows)
 
 
+def _refuse_database(source: Source) -> None:
+    if isinstance(source, DatabaseTable) or is_database(source):
+        raise ValueError(
+            f"engine: expected {MARGINALS!r} for a table in a database, from which only counts are "
+            f"taken, got {DPVI!r}, which needs its records. Leave out the engine, or read the "
+            "table from a file."
+        )
+
+
 def _ledger_of(given: Any, purpose: str | None, source: Source) -> Ledger | None:
     """The ledger, for releases from what the table holds, whatever it is encoded as."""
-    if not isinstance(source, pd.DataFrame):
+    if not isinstance(source, pd.DataFrame | DatabaseTable):
         existing_file(source)
     if purpose is not None:
         _validate.text("purpose", purpose)
@@ -325,6 +391,23 @@ def _ledger_of(given: Any, purpose: str | None, source: Source) -> Ledger | None
     if purpose is not None:
         raise ValueError(f"purpose: expected with a ledger, got {purpose!r} alone.")
     return None
+
+
+@contextlib.contextmanager
+def opened_table(
+    source: Source, **reading: Any
+) -> Iterator[pd.DataFrame | str | Path | DatabaseTable]:
+    """A table that counts can be made of, open for the block if it is in a database.
+
+    Args:
+        source: As in `synthesize`.
+        reading: Of a file, as in `read_table`.
+    """
+    if isinstance(source, pd.DataFrame | DatabaseTable) or not is_database(source):
+        yield source
+        return
+    with open_table(source, **reading) as table:
+        yield table
 
 
 def pieces_of(

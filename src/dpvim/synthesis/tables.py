@@ -14,7 +14,7 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -80,7 +80,7 @@ def read_table(
     ['01']
     """
     source = as_path("path", path)
-    suffix = _suffix(source)
+    suffix = table_suffix(source)
     existing_file(source, error=TableError)
     columns = _wanted(columns)
     if suffix == ".parquet":
@@ -107,7 +107,7 @@ def read_pieces(
         path, columns, delimiter, encoding: As for `read_table`.
     """
     source = as_path("path", path)
-    if _suffix(source) != ".parquet" or not source.is_file():
+    if table_suffix(source) != ".parquet" or not source.is_file():
         yield read_table(path, columns=columns, delimiter=delimiter, encoding=encoding)
         return
     columns = _wanted(columns)
@@ -142,7 +142,7 @@ def write_table(
     """
     check_rule(formulas)
     target = Path(path)
-    suffix = _suffix(target)
+    suffix = table_suffix(target)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{target.parent}: there is no such folder. Create it first.")
     pieces = _pieces(target, [frames] if isinstance(frames, pd.DataFrame) else frames)
@@ -163,7 +163,8 @@ def is_any_of(arrow_type: pa.DataType, kinds: Iterable[str]) -> bool:
     return any(getattr(pa.types, f"is_{kind}")(arrow_type) for kind in kinds)
 
 
-def _suffix(path: Path) -> str:
+def table_suffix(path: Path) -> str:
+    """The suffix that says what a file of a table is."""
     name = path.name.lower()
     for suffix in _SUFFIXES:
         if name.endswith(suffix):
@@ -273,23 +274,7 @@ def _parquet_errors_explained(source: Path) -> Iterator[None]:
 def _read_csv(
     source: Path, columns: Sequence[str] | None, delimiter: str, encoding: str
 ) -> pa.Table:
-    if (
-        not isinstance(delimiter, str)
-        or len(delimiter) != 1
-        or not (delimiter == "\t" or (delimiter.isascii() and delimiter.isprintable()))
-        or delimiter == '"'
-    ):
-        raise TableError(
-            f"delimiter: expected one character such as ',' or ';', got "
-            f"{shown(delimiter)}. A tab is '\\t'."
-        )
-    try:
-        encoding = codecs.lookup(encoding).name
-        "".encode(encoding)  # some codecs are not of texts
-    except (LookupError, ValueError, TypeError):
-        raise TableError(
-            f"encoding: expected a name such as 'utf-8' or 'latin-1', got {shown(encoding)}."
-        ) from None
+    encoding = _check_form(delimiter, encoding)
     with _csv_errors_explained(source, encoding):
         if _is_compressed(source):
             _check_gzip(source)
@@ -311,21 +296,7 @@ def _read_csv(
 
         table = pyarrow_csv.read_csv(
             pa.input_stream(str(source), compression="gzip" if _is_compressed(source) else None),
-            read_options=pyarrow_csv.ReadOptions(
-                encoding=encoding,
-                column_names=[str(place) for place in range(len(names))],
-                skip_rows_after_names=1,
-            ),
-            parse_options=pyarrow_csv.ParseOptions(
-                delimiter=delimiter,
-                newlines_in_values=True,
-                # In a table with one column an empty line is an empty value.
-                ignore_empty_lines=len(names) > 1,
-                invalid_row_handler=note,
-            ),
-            convert_options=pyarrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(wanted, pa.string()), include_columns=[*wanted]
-            ),
+            **csv_options(len(names), [*wanted], delimiter, encoding, broken=note),
         )
     if broken:
         found = ", ".join(map(str, sorted(set(broken))[:3]))
@@ -335,6 +306,28 @@ def _read_csv(
             f"{delimiter!r} into quotes."
         )
     return table.rename_columns([*wanted.values()])
+
+
+def _check_form(delimiter: str, encoding: str) -> str:
+    """Refuse what is no delimiter or encoding; the name of the encoding."""
+    if (
+        not isinstance(delimiter, str)
+        or len(delimiter) != 1
+        or not (delimiter == "\t" or (delimiter.isascii() and delimiter.isprintable()))
+        or delimiter == '"'
+    ):
+        raise TableError(
+            f"delimiter: expected one character such as ',' or ';', got "
+            f"{shown(delimiter)}. A tab is '\\t'."
+        )
+    try:
+        encoding = codecs.lookup(encoding).name
+        "".encode(encoding)  # some codecs are not of texts
+    except (LookupError, ValueError, TypeError):
+        raise TableError(
+            f"encoding: expected a name such as 'utf-8' or 'latin-1', got {shown(encoding)}."
+        ) from None
+    return encoding
 
 
 @contextlib.contextmanager
@@ -359,6 +352,56 @@ def _csv_errors_explained(source: Path, encoding: str) -> Iterator[None]:
             f"{source}: expected a CSV file that can be read, got one that cannot "
             f"({type(error).__name__}). Copy or write it again."
         ) from None
+
+
+def csv_names(source: Path, delimiter: str, encoding: str) -> list[str]:
+    """Names of a CSV file's columns, in their order; empty for a column without one."""
+    _check_form(delimiter, encoding)
+    with _csv_errors_explained(source, encoding):
+        names = [name.strip() for name in _header(source, delimiter, encoding)]
+    _check_delimiter(source, names, None, delimiter)
+    check_names(source, [name for name in names if name])
+    return names
+
+
+def csv_options(
+    num_columns: int,
+    wanted: Sequence[str],
+    delimiter: str,
+    encoding: str,
+    *,
+    broken: Callable[[pyarrow_csv.InvalidRow], str] | None = None,
+) -> dict[str, Any]:
+    """Options of Arrow's reader of CSV files; columns are named by their place, and are texts.
+
+    Args:
+        num_columns: That the header has.
+        wanted: Names of the columns that are read.
+        delimiter, encoding: As for `read_table`.
+        broken: What is done with rows of another number of fields; an error if None.
+    """
+    return {
+        "read_options": pyarrow_csv.ReadOptions(
+            encoding=encoding,
+            column_names=[str(place) for place in range(num_columns)],
+            skip_rows_after_names=1,
+        ),
+        "parse_options": pyarrow_csv.ParseOptions(
+            delimiter=delimiter,
+            newlines_in_values=True,
+            # In a table with one column an empty line is an empty value.
+            ignore_empty_lines=num_columns > 1,
+            invalid_row_handler=broken,
+        ),
+        "convert_options": pyarrow_csv.ConvertOptions(
+            column_types=dict.fromkeys(wanted, pa.string()), include_columns=[*wanted]
+        ),
+    }
+
+
+def delimiter_of(path: Path) -> str:
+    """The delimiter that a file's suffix stands for."""
+    return _delimiter(table_suffix(path))
 
 
 def _header(source: Path, delimiter: str, encoding: str) -> list[str]:

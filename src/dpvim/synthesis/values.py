@@ -16,14 +16,19 @@ import pandas as pd
 
 _NO_TEXT = "\N{REPLACEMENT CHARACTER}"
 _BEYOND_FLOAT = 10**400
+LONGEST_NUMBER = 1000
+"""Characters of the longest text that is a number. Databases cannot read numbers of any length."""
 
 
 def to_number(text: str) -> float:
     """The number that a text stands for, NaN if none.
 
     It is Python's float, 1_0 included: pandas reads that as 10 in a column of very large integers,
-    where it cannot be told from 10 any more.
+    where it cannot be told from 10 any more. Texts of more than `LONGEST_NUMBER` characters are
+    no numbers.
     """
+    if len(text) > LONGEST_NUMBER:
+        return math.nan
     try:
         return float(text)
     except ValueError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from dpvim.audit.counts.budget import budget_checks
+from dpvim.audit.counts.databases import database_checks
 from dpvim.audit.counts.game import game_checks
 from dpvim.audit.counts.noise import noise_checks
 from dpvim.audit.counts.sensitivity import sensitivity_checks
@@ -39,3 +40,4 @@ def count_checks(
     yield from twin_checks()
     yield from noise_checks(streams, mechanisms=max(runs // 20, _LEAST_MECHANISMS))
     yield from game_checks(relations, streams, runs=max(runs // 4, _LEAST_RUNS))
+    yield from database_checks()

@@ -6,10 +6,10 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,7 @@ from dpvim._progress import ProgressBar, show_progress
 from dpvim.checkpoints import Checkpoint
 from dpvim.ledger.book import Job
 from dpvim.ledger.payment import Account, Tally, book_once, paid
-from dpvim.privacy.counts import CountMechanism, NoisyMarginal
+from dpvim.privacy.counts import CountMechanism, InPieces, NoisyMarginal, SourceOfCounts
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.privacy.statement import COUNTS, NoPrivacy, PrivacyStatement
@@ -32,7 +32,7 @@ from dpvim.serialization import (
 )
 from dpvim.svi import warn_of_seed
 from dpvim.synthesis.encoding import EncodedTable
-from dpvim.synthesis.marginals.grids import Groups, grid_of
+from dpvim.synthesis.marginals.grids import Grid, Groups, grid_of
 from dpvim.synthesis.marginals.kept import KeptRounds
 from dpvim.synthesis.marginals.mixture import Mixture, draw_cells, expected_counts
 from dpvim.synthesis.marginals.pair_counts import unexplained_shares
@@ -220,8 +220,20 @@ class MarginalFit:
             return cls(schema, releases, traits, privacy, meta["target"], meta["intervals"])
 
 
+class CountableTable(Protocol):
+    """A table that counts by itself, such as one in a database."""
+
+    def counted(self, schema: Schema, grids: Sequence[Grid]) -> SourceOfCounts:
+        """The table in the fine cells of its columns; refuses columns of other types."""
+        ...
+
+
+Tables: TypeAlias = Callable[[], Iterable[EncodedTable]]
+"""Gives a table's pieces, from the start at every call."""
+
+
 def fit_marginals(
-    tables: Callable[[], Iterable[EncodedTable]],
+    tables: Tables | CountableTable,
     schema: Schema,
     plan: PrivacyPlan,
     *,
@@ -232,11 +244,12 @@ def fit_marginals(
     progress: bool | None = None,
     account: Account | None = None,
     checkpoint: Checkpoint | None = None,
+    after_release: Callable[[], object] = lambda: None,
 ) -> MarginalFit:
     """Release counts of a table, and fit a model to them.
 
     Args:
-        tables: The table's pieces, from the start at every call.
+        tables: The table's pieces, from the start at every call; or a table that counts by itself.
         schema: Its columns.
         plan: Calibrated; see `counts_plan`.
         delta: Of the guarantee.
@@ -246,6 +259,7 @@ def fit_marginals(
         progress: Show a progress bar; None asks the terminal.
         account: What the release is booked in before it is made, if anything; it knows the data.
         checkpoint: Keeps the counts of every round; what is fitted to them is fitted again.
+        after_release: Called when the table is not needed any more.
     """
     if plan.max_rows_per_person not in (None, 1):
         raise ValueError(
@@ -255,16 +269,15 @@ def fit_marginals(
     warn_of_seed(plan, seed, stacklevel=5)
     wanted = design(schema, plan, target=target)
 
-    def pieces() -> Iterator[np.ndarray]:
-        return (codes_of(table, schema, wanted.grids) for table in tables())
-
+    source = _source_of_counts(tables, schema, wanted)
     seeded = seed is not None
     if checkpoint is None:
-        mechanism = CountMechanism(plan, SecretStreams(seed), pieces)
+        mechanism = CountMechanism(plan, SecretStreams(seed), source)
         releases = _paid_release(mechanism, wanted, account, seeded=seeded)
     else:
-        mechanism = CountMechanism(plan, checkpoint.streams(seed), pieces)
+        mechanism = CountMechanism(plan, checkpoint.streams(seed), source)
         releases = _kept_release(mechanism, wanted, account, checkpoint, seeded=seeded)
+    after_release()
     privacy = PrivacyStatement.of(
         plan,
         delta=delta,
@@ -287,6 +300,14 @@ def fit_marginals(
             after_fit=functools.partial(bar.advance, 1),
         )
     return MarginalFit(schema, releases, traits, privacy, target, wanted.intervals)
+
+
+def _source_of_counts(
+    tables: Tables | CountableTable, schema: Schema, wanted: Design
+) -> SourceOfCounts:
+    if callable(tables):
+        return InPieces(lambda: (codes_of(table, schema, wanted.grids) for table in tables()))
+    return tables.counted(schema, wanted.grids)
 
 
 def _paid_release(

@@ -58,6 +58,8 @@ def read_moment(text: str, resolution: str, format: str | None = None) -> dateti
     """
     try:
         if format is not None:
+            if not text.isascii() and any(c.isdecimal() and not c.isascii() for c in text):
+                return None  # digits of other scripts, which only some engines read
             return datetime.strptime(text, format).replace(microsecond=0)
         found = _ISO_TEXT.fullmatch(text)
         if found is None:
