@@ -108,8 +108,8 @@ for command in (["--help"], ["synth", "--help"],
 def test_extras_are_those_of_the_project_file():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = project["optional-dependencies"]
-    assert set(EXTRAS) | {"all", "dev"} == set(declared)
-    assert "dpvim[all]" in declared["dev"]
+    assert set(EXTRAS) | {"all", "dev", "docs"} == set(declared)
+    assert "dpvim[all,docs]" in declared["dev"]
     named = {"PIL": "pillow", "jax_privacy": "jax-privacy"}
     for extra, (packages, _) in EXTRAS.items():
         for package in packages:

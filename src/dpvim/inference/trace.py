@@ -15,6 +15,8 @@ from dpvim.inference.families import Params
 class Trace:
     """Snapshots of the parameters; the first one is the initial value.
 
+    A fit has one: ``fit.trace``. `dpvim.fit` has an example.
+
     Attributes:
         steps: After how many steps each snapshot was taken, starting with 0.
         params: The family's parameters, every array with a leading axis of snapshots.

@@ -213,6 +213,14 @@ def open_table(
 ) -> DatabaseTable:
     """Open a table where it is: all that is asked of it afterwards is of this moment.
 
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> _ = Path(folder.name, "people.csv").write_text("age,smokes\\n31,no\\n45,yes\\n")
+    >>> with open_table(f"duckdb:{folder.name}/people.csv") as table:
+    ...     table.num_rows
+    2
+    >>> folder.cleanup()
+
     Args:
         source: ``postgresql://user@host/database#schema.table``; ``clinic.duckdb#table``; a folder
             of Parquet files, or ``duckdb:`` and a CSV or Parquet file, which DuckDB reads and
