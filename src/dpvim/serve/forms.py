@@ -32,7 +32,7 @@ def schema_of(
 
 
 def fields_of(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of an entry that a form shows: texts, and the kinds that it may have."""
+    """Fields that a form shows of an entry: texts, and the kinds that it may have."""
     kind = entry["kind"]
     group = next((group for group in (LEVELS, NUMBERS) if kind in group), (kind,))
     return {
