@@ -107,7 +107,7 @@ def case(request):
 
 @pytest.mark.parametrize("often", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_crash_at_a_file_operation_changes_no_bit(case, tmp_path, monkeypatch, often):
-    """At some of the operations, from first to last; test_checkpoints.py takes all of a short run."""
+    """At some of them, from first to last; test_checkpoints.py takes all of a short run."""
     cut_into(monkeypatch, 120)
     wanted = case.run(tmp_path / "whole")
     disk = install(monkeypatch)
