@@ -15,7 +15,7 @@ CHECKED = [
 ]
 
 # Before anything imports dpvim. `make test` saves time: it compiles without optimisation,
-# and leaves the annotations to `make test-all`.
+# and leaves the annotations to `make test-long` and `make test-x64`.
 if os.environ.get("DPVIM_TESTS") == "quick":
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()

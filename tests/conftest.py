@@ -17,6 +17,7 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import pytest
+from hypothesis import settings
 
 from dpvim._progress import ProgressBar
 from dpvim.inference.families import FAMILIES, Family, Layout
@@ -54,6 +55,9 @@ def pytest_configure(config: Any) -> None:
     )
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # A test is not about how fast the machine is.
+    settings.register_profile("untimed", deadline=None)
+    settings.load_profile("untimed")
     if jax.config.jax_enable_x64:
         config.addinivalue_line("filterwarnings", "ignore:Explicitly requested dtype")
 

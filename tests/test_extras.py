@@ -11,21 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 import dpvim
-from dpvim._extras import MissingExtraError, require
+from dpvim._extras import EXTRAS, MissingExtraError, require
 from dpvim.cli import app
 
-EXTRAS = {
-    "tables": ["pyarrow"],
-    "databases": ["ibis", "duckdb", "psycopg"],
-    "analysis": ["statsmodels", "patsy"],
-    "report": ["jinja2", "PIL"],
-    "plots": ["matplotlib"],
-    "arviz": ["arviz"],
-    "audit": ["jax_privacy"],
-    "reproduce": ["pooch"],
-    "flows": ["flowjax"],
-}
-PACKAGES = [name for names in EXTRAS.values() for name in names]
+PACKAGES = [name for extra in EXTRAS.values() for name in extra.modules]
 ROOT = Path(dpvim.__file__).parents[2]
 
 
@@ -33,7 +22,9 @@ def absent(monkeypatch, package: str) -> None:
     """Make a package look as if it were not installed, and forget what has imported it."""
     for name in list(sys.modules):
         uses = name in ("dpvim.plots", "dpvim.synthesis.analysis.glm", "dpvim.experiments")
-        if uses or name.startswith(("dpvim.synthesis.report.", "dpvim.experiments.")):
+        if uses or name.startswith(
+            ("dpvim.synthesis.report.", "dpvim.experiments.", "dpvim.serve.")
+        ):
             monkeypatch.delitem(sys.modules, name)
         elif name.startswith(f"{package}."):
             monkeypatch.setitem(sys.modules, name, None)
@@ -65,6 +56,7 @@ COMMANDS = [
     ("jinja2", "report", "report twin"),
     ("matplotlib", "report", "report twin"),
     ("PIL", "report", "report twin"),
+    ("jinja2", "serve", "serve t.csv --no-browser"),
     ("jax_privacy", "audit", "audit --quick"),
     ("matplotlib", "reproduce", "reproduce ou"),
 ]
@@ -119,7 +111,7 @@ def test_extras_are_those_of_the_project_file():
     assert set(EXTRAS) | {"all", "dev"} == set(declared)
     assert "dpvim[all]" in declared["dev"]
     named = {"PIL": "pillow", "jax_privacy": "jax-privacy"}
-    for extra, packages in EXTRAS.items():
+    for extra, (packages, _) in EXTRAS.items():
         for package in packages:
             assert any(d.startswith(named.get(package, package)) for d in declared[extra])
             assert not any(d.startswith(package) for d in project["dependencies"])

@@ -20,11 +20,13 @@ LAYERS = [
         "types",
         "_compile",
         "_extras",
+        "_html",
         "_progress",
         "files",
         "archives",
         "cache",
         "fingerprint",
+        "mapped",
     },
     {"privacy"},
     {"inference"},
@@ -34,7 +36,7 @@ LAYERS = [
     {"options", "prepared", "resumable", "strategy", "svi", "result", "fitting"}
     | {"checking", "tuning"},
     {"synthesis"},
-    {"experiments", "audit"},
+    {"experiments", "audit", "serve"},
     {"cli", "__main__"},
     {"__init__"},
 ]

@@ -242,8 +242,13 @@ def test_continuing_with_a_seed_never_uses_noise_twice(monkeypatch):
 
     class Spy(SecretStreams):
         def __init__(self, seed=None, *, start_step=0, run=0):
-            places.append((start_step, run))
+            self.place = start_step, run
             super().__init__(seed, start_step=start_step, run=run)
+
+        def generator(self, name):
+            if name == "noise":
+                places.append(self.place)
+            return super().generator(name)
 
     for module in ("svi", "prepared"):
         monkeypatch.setattr(f"dpvim.{module}.SecretStreams", Spy)

@@ -44,7 +44,9 @@ DATA = np.zeros(1000, np.float32), RNG.poisson(3.0, 1000).astype(np.float32)
 
 
 @pytest.mark.parametrize("method", ["split", "repeat"])
-def test_the_better_model_is_chosen(method):
+def test_the_better_model_is_chosen(method, monkeypatch):
+    # How many are drawn has a test of its own.
+    monkeypatch.setattr(tuning.Repeats, "draw", lambda self, rng: 4)
     found = dpvim.tune(
         CANDIDATES, *DATA, **BUDGET, **FIT, method=method, chance=0.95, seed=1, progress=False
     )

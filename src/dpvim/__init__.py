@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dpvim.synthesis.twin import Twin
     from dpvim.tuning import plan_tuning, tune
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "DPSVI",

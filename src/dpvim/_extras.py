@@ -1,15 +1,38 @@
 """Packages that only some commands need, and that ``pip install dpvim`` leaves out.
 
-`pyproject.toml` has them as extras: ``tables``, ``databases``, ``analysis``, ``report``, ``plots``,
-``arviz``, ``audit``, ``reproduce`` and ``flows``. They are imported when they are first used; one
-that is not installed is an error that says how to install it.
+`pyproject.toml` has them as extras, which `EXTRAS` lists. They are imported when they are first
+used; one that is not installed is an error that says how to install it.
 """
 
 from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Extra(NamedTuple):
+    """Modules that an extra brings, and their purpose."""
+
+    modules: tuple[str, ...]
+    purpose: str
+
+
+EXTRAS = {
+    "tables": Extra(("pyarrow",), "tables and twins: dpvim schema, synth, fit"),
+    "databases": Extra(
+        ("ibis", "duckdb", "psycopg"), "tables in PostgreSQL and DuckDB: dpvim.open_table"
+    ),
+    "analysis": Extra(("statsmodels", "patsy"), "pooled regressions: dpvim analyze"),
+    "report": Extra(("jinja2", "PIL"), "a page on a twin: dpvim report"),
+    "serve": Extra(("jinja2",), "twins without typing: dpvim serve"),
+    "plots": Extra(("matplotlib",), "pictures: fit.plot_posterior()"),
+    "arviz": Extra(("arviz",), "posterior.to_arviz()"),
+    "audit": Extra(("jax_privacy",), "attacks on the library: dpvim audit"),
+    "reproduce": Extra(("pooch",), "the paper's experiments: dpvim reproduce"),
+    "flows": Extra(("flowjax",), 'normalising flows: family="flow"'),
+}
+"""By name of the extra, the modules that it adds to what every installation has."""
 
 
 class MissingExtraError(ImportError):

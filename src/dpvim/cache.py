@@ -32,11 +32,11 @@ def remember(
 
     The question names everything the answer depends on, versions of the code among them.
     """
-    folder = _folder()
-    if folder is None:
+    found = folder()
+    if found is None:
         return compute()
     name = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
-    path = folder / f"{name}.json"
+    path = found / f"{name}.json"
     known = _read(path, question)
     if known is not None and is_valid(known):
         return known
@@ -45,22 +45,27 @@ def remember(
     return value
 
 
-def _folder() -> Path | None:
+def is_switched_off(given: str | None) -> bool:
+    """True if this value of ``DPVIM_CACHE`` says that nothing is to be kept."""
+    return given is not None and given.strip().lower() in _SWITCHED_OFF
+
+
+def folder() -> Path | None:
     """The folder of the answers, which nobody else can write; None without one."""
     given = os.environ.get("DPVIM_CACHE")
-    if given is not None and given.strip().lower() in _SWITCHED_OFF:
+    if is_switched_off(given):
         return None
     base = Path(given or platformdirs.user_cache_dir("dpvim", appauthor=False))
     if given is None and not base.is_absolute():  # an account without a home
         return None
     with contextlib.suppress(OSError):
         base.parent.mkdir(parents=True, exist_ok=True)
-        folder = base / "accounting"
-        for own in (base, folder):
+        answers = base / "accounting"
+        for own in (base, answers):
             own.mkdir(mode=0o700, exist_ok=True)
             if not is_ours_alone(own):
                 return None
-        return folder
+        return answers
     return None
 
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from dpvim.files import existing_file
+from dpvim.mapped import MappedArray
 
 _BLOCK = 2**20
 
@@ -84,6 +85,11 @@ def _add(found: Any, value: Any) -> None:
 
 
 def _add_array(found: Any, value: Any) -> None:
+    if isinstance(value, MappedArray):  # as if it were in memory, a piece at a time
+        _head(found, f"array {value.dtype.str} {value.shape}", value.size)
+        for piece in value.pieces():
+            found.update(np.ascontiguousarray(piece).tobytes())
+        return
     array = np.asarray(value)
     _head(found, f"array {array.dtype.str} {array.shape}", array.size)
     if array.dtype.hasobject:  # texts, and what is missing among them

@@ -94,6 +94,18 @@ def fit(model: Model, *data: Any, **options: Any) -> Fit:
         ValueError, TypeError: Before any budget is spent, for input that cannot be used; a
             `FileError` for a checkpoint that cannot be used.
         BudgetExceededError: The ledger does not pay for it. Says what it would pay for.
+
+    >>> import numpyro, numpyro.distributions as dist
+    >>> def model(x):
+    ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+    ...     with numpyro.plate("records", x.shape[0]):
+    ...         numpyro.sample("x", dist.Normal(mean, 1), obs=x)
+    >>> x = np.random.default_rng(0).normal(2.0, 1.0, 3000)
+    >>> result = fit(model, x, epsilon=1.0, delta=1e-5)
+    >>> bool(abs(result.posterior.mean["mean"] - 2) < 1)
+    True
+    >>> result.privacy.epsilon <= 1
+    True
     """
     call = Request(take(Budget, options), take(FitOptions, options))
     return _fit_all(model, data, options, [call])[0]
@@ -104,6 +116,16 @@ def fit_nonprivate(model: Model, *data: Any, **options: Any) -> Fit:
 
     The arguments are those of `fit`, without the ones that are a matter of privacy; gradients are
     taken where the approximation is (``probe_width=1``) unless told.
+
+    >>> import numpyro, numpyro.distributions as dist
+    >>> def model(x):
+    ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+    ...     with numpyro.plate("records", x.shape[0]):
+    ...         numpyro.sample("x", dist.Normal(mean, 1), obs=x)
+    >>> x = np.random.default_rng(0).normal(2.0, 1.0, 3000)
+    >>> baseline = fit_nonprivate(model, x, num_steps=500, learning_rate=0.05)
+    >>> baseline.privacy.private
+    False
     """
     if options.get("ledger") is not None:
         raise ValueError(
@@ -135,6 +157,17 @@ def fit_many(
 
     Each fit's statement is about that fit alone. With a ledger all fits are booked at once, or none
     of them is; without one, whoever publishes several has to find what they cost together.
+
+    >>> import numpyro, numpyro.distributions as dist
+    >>> def model(x):
+    ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+    ...     with numpyro.plate("records", x.shape[0]):
+    ...         numpyro.sample("x", dist.Normal(mean, 1), obs=x)
+    >>> x = np.random.default_rng(0).normal(2.0, 1.0, 3000)
+    >>> both = [{"epsilon": 1.0}, {"epsilon": 4.0}]
+    >>> fits = fit_many(model, x, each=both, delta=1e-5, clip_norm=1.0, num_steps=100)
+    >>> [round(each.privacy.epsilon, 2) for each in fits]
+    [1.0, 4.0]
     """
     _validate.an_instance("each", each, (list, tuple), "a list of dicts of options")
     if not each:

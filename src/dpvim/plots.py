@@ -1,4 +1,4 @@
-"""Plots of a fit: trace, posterior, convergence. Readable with five parameters and with 700.
+"""Plots of fits and plans. Readable with five parameters and with 700.
 
 A few parameters are drawn one by one with their names; many are drawn as quantile bands or sorted
 by their means, with only the extreme ones named.
@@ -6,7 +6,10 @@ by their means, with only the extreme ones named.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,15 +19,26 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dpvim import _validate
+from dpvim.inference.clip_relief import count_error
 from dpvim.inference.families import Family, standard_deviations
+from dpvim.inference.steering import SteeredReleases
 from dpvim.inference.trace import Trace
+from dpvim.inference.windows import windows_of
 from dpvim.posterior.convergence import MIN_TIMES, autocorrelation_time
 from dpvim.posterior.posterior import Posterior
+from dpvim.privacy.norm_counts import NORM_BIN_ENDS
+from dpvim.privacy.plan import PrivacyPlan
 
 _MAX_NAMED_LINES = 12
 _MAX_LINES = 60
 LARGEST_FOREST = 40
-_DP, _TOTAL, _OTHER, _BAD = "tab:orange", "tab:blue", "tab:gray", "tab:red"
+# Of Okabe and Ito: told apart by everybody, and by their lightness in print.
+_DP, _TOTAL, _OTHER, _BAD = "#E69F00", "#0072B2", "#7F7F7F", "#D55E00"
+_LINES = (_TOTAL, _DP, "#009E73", "#CC79A7", "#56B4E9", _BAD, "#F0E442", "#000000")
+_LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+# Budgets that a plan is compared with, as multiples of its own.
+_BUDGETS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 def plot_trace(trace: Trace, posterior: Posterior, family: Family) -> Figure:
@@ -105,6 +119,162 @@ def plot_convergence(trace: Trace, posterior: Posterior) -> Figure:
     return figure
 
 
+def plot_norms(releases: SteeredReleases, plan: PrivacyPlan) -> Figure:
+    """Plot how many records have gradients of which length, and where they were clipped.
+
+    These are the released counts of the last part of the run, so they have noise, which the
+    whiskers show (two standard deviations); a count may be below zero. What is right of the line
+    was shortened to it.
+    """
+    narrow = [i for i, window in enumerate(windows_of(plan.num_steps)) if not window.is_wide]
+    done = [i for i in narrow if releases.steps[i] > 0]
+    if not done:
+        raise ValueError("plot_norms: expected a complete run, got one without its last part.")
+    steps = releases.steps[done]
+    counts = np.average(releases.counts[done], axis=0, weights=steps)
+    error = 2 * count_error(plan, float(steps.sum()))
+    figure, ax = plt.subplots(figsize=(8, 4), layout="constrained")
+    places, ends = np.arange(len(counts)), np.array(NORM_BIN_ENDS)
+    clipped = ends >= 1
+    for chosen, colour, name in ((~clipped, _TOTAL, "as they are"), (clipped, _BAD, "clipped")):
+        ax.bar(
+            places[chosen],
+            counts[chosen],
+            width=0.9,
+            color=colour,
+            hatch="//" if name == "clipped" else None,
+            label=name,
+        )
+    ax.errorbar(places, counts, yerr=error, fmt="none", ecolor="black", capsize=3, linewidth=1)
+    ax.axvline(int(np.argmax(clipped)) - 0.5, color="black", linestyle="--", linewidth=1.5)
+    ax.axhline(0, color="black", linewidth=0.5)
+    above = [f"{end:g}" for end in ends[1:]]
+    names = [f"< {above[0]}", *(f"{a} - {b}" for a, b in itertools.pairwise(above))]
+    ax.set_xticks(places, [*names, f"> {above[-1]}"], fontsize=8)
+    ax.set_xlabel("norm of a gradient, in clip norms")
+    ax.set_ylabel(f"{plan.unit.value}s, with noise")
+    share = counts[clipped].sum() / plan.num_examples
+    ax.set_title(f"{share:.1%} of {plan.num_examples:,} {plan.unit.value}s clipped")
+    ax.legend(frameon=False)
+    return figure
+
+
+def plot_plan(plan: Any) -> Figure:
+    """Plot what a fit will do with its steps, and what other budgets would give. Spends nothing.
+
+    Args:
+        plan: A `dpvim.FitPlan`.
+    """
+    figure, axes = plt.subplots(
+        2, 1, figsize=(8, 4.5), layout="constrained", gridspec_kw={"height_ratios": [1, 3]}
+    )
+    _draw_steps(axes[0], plan)
+    budgets = [factor * plan.epsilon for factor in _BUDGETS]
+    others = [
+        dataclasses.replace(plan, plan=plan.plan.calibrate(epsilon=each, delta=plan.delta))
+        for each in budgets
+    ]
+    ax = axes[1]
+    if plan.expected_width is None:
+        values, ylabel = [each.plan.noise_multiplier for each in others], "noise multiplier"
+    else:
+        values, ylabel = [each.expected_width for each in others], "width of intervals"
+        ax.axhline(1, color=_OTHER, linestyle=":", label="without privacy")
+    ax.plot(budgets, values, color=_TOTAL, marker="o", label="by budget")
+    here = _BUDGETS.index(1.0)
+    ax.plot(budgets[here], values[here], "D", color=_BAD, markersize=9, label="this plan")
+    ax.annotate(
+        f"{values[here]:.3g}",
+        (budgets[here], values[here]),
+        xytext=(8, 8),
+        textcoords="offset points",
+    )
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(budgets, [f"{each:.3g}" for each in budgets])
+    ax.set_xlabel(f"epsilon, at delta = {plan.delta:g}")
+    ax.set_ylabel(ylabel)
+    ax.legend(frameon=False)
+    return figure
+
+
+def _draw_steps(ax: Axes, plan: Any) -> None:
+    """The parts of a run as pieces of one bar."""
+    total = plan.plan.num_steps
+    parts = [("optimise", total)]
+    if plan.why_not_steered is None:
+        windows = windows_of(total)
+        search = sum(w.length for w in windows if w.searches)
+        wide = sum(w.length for w in windows if w.is_wide) - search
+        parts = [("place", search), ("curvature", wide), ("answer", total - search - wide)]
+    start = 0
+    for (name, length), colour in zip(parts, ("#56B4E9", _DP, "#009E73"), strict=False):
+        ax.barh(0, length, left=start, color=colour, edgecolor="black")
+        ax.text(start + length / 2, 0, f"{name}\n{length:,}", ha="center", va="center", fontsize=8)
+        start += length
+    ax.set_yticks([])
+    ax.set_xlim(0, total)
+    ax.set_title(
+        f"{total:,} steps on {plan.plan.expected_batch_size:,.0f} of {plan.plan.num_examples:,} "
+        f"{plan.plan.unit.value}s, epsilon = {plan.epsilon:.3g}"
+    )
+
+
+def plot_coverage(
+    posteriors: Sequence[Posterior],
+    truths: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    *,
+    levels: Sequence[float] = _LEVELS,
+) -> Figure:
+    """Plot how often intervals hold the truth, by their level: on the diagonal they keep it.
+
+    For simulated data, whose truth is known: fits of many simulated data sets. The band is where
+    nineteen of twenty honest methods would be, were all entries independent.
+
+    Args:
+        posteriors: One for each data set.
+        truths: True values by site, the same for all data sets or one mapping for each.
+        levels: Probabilities of the intervals.
+    """
+    if not posteriors:
+        raise ValueError("posteriors: expected at least one, got none.")
+    each = [truths] * len(posteriors) if isinstance(truths, Mapping) else list(truths)
+    if len(each) != len(posteriors):
+        raise ValueError(f"truths: expected {len(posteriors)}, one each, got {len(each)}.")
+    levels = [_validate.open_unit("levels", level) for level in levels]
+    held = np.array([_held(p, t, levels) for p, t in zip(posteriors, each, strict=True)])
+    shares, number = held.mean(axis=(0, 2)), held.shape[0] * held.shape[2]
+    figure, ax = plt.subplots(figsize=(5, 5), layout="constrained")
+    nominal = np.array(levels)
+    half = 1.96 * np.sqrt(nominal * (1 - nominal) / number)
+    ax.fill_between(nominal, nominal - half, nominal + half, color=_OTHER, alpha=0.3, linewidth=0)
+    ax.plot([0, 1], [0, 1], color=_OTHER, linestyle=":", label="as promised")
+    ax.plot(nominal, shares, color=_TOTAL, marker="o", label="measured")
+    lowest = math.floor(10 * min(nominal.min(), shares.min()) - 0.5) / 10
+    ax.set(xlim=(max(0, lowest), 1.02), ylim=(max(0, lowest), 1.02))
+    ax.set_xlabel("level of the intervals")
+    ax.set_ylabel("share that holds the truth")
+    ax.set_title(f"{held.shape[0]} fits, {held.shape[2]} values each")
+    ax.legend(frameon=False, loc="upper left")
+    return figure
+
+
+def _held(posterior: Posterior, truth: Mapping[str, Any], levels: Sequence[float]) -> np.ndarray:
+    """For each level and each value, whether its interval holds the truth."""
+    names = [site.name for site in posterior.space.sites]
+    if absent := [name for name in truth if name not in names]:
+        raise ValueError(f"truths: expected sites of the model ({', '.join(names)}), got {absent}.")
+    found = []
+    for level in levels:
+        ends = posterior.interval(level)
+        inside = [
+            ((ends[name][..., 0] <= truth[name]) & (np.asarray(truth[name]) <= ends[name][..., 1]))
+            for name in names
+            if name in truth
+        ]
+        found.append(np.concatenate([np.ravel(each) for each in inside]))
+    return np.array(found)
+
+
 def _escape_labels(names: Iterable[str]) -> list[str]:
     """Escape dollar signs, between which matplotlib would read a formula."""
     return [name.replace("$", r"\$") for name in names]
@@ -112,8 +282,10 @@ def _escape_labels(names: Iterable[str]) -> list[str]:
 
 def _draw_lines(ax: Axes, steps: np.ndarray, values: np.ndarray, labels: list[str]) -> None:
     if len(labels) <= _MAX_NAMED_LINES:
-        for column, label in zip(values.T, labels, strict=True):
-            ax.plot(steps, column, linewidth=0.9, label=label)
+        styles = ("-", "--")  # there are more lines than colours
+        for i, (column, label) in enumerate(zip(values.T, labels, strict=True)):
+            colour, style = _LINES[i % len(_LINES)], styles[i // len(_LINES)]
+            ax.plot(steps, column, linewidth=0.9, label=label, color=colour, linestyle=style)
         return
     bands = np.quantile(values, [0.05, 0.25, 0.5, 0.75, 0.95], axis=1)
     ax.fill_between(steps, bands[0], bands[4], color=_TOTAL, alpha=0.15, linewidth=0)

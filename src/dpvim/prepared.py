@@ -29,6 +29,7 @@ from dpvim.inference.steering import SteeredReleases, Steering
 from dpvim.inference.trace import Trace, default_trace_every
 from dpvim.ledger.book import Job
 from dpvim.ledger.payment import Account, Tally, paid
+from dpvim.mapped import are_mapped
 from dpvim.options import FitOptions
 from dpvim.privacy.plan import Plan, PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams
@@ -85,6 +86,11 @@ class PreparedFit:
             raise ValueError(
                 f"max_rows_per_person: expected data by {plan.unit.value}, as the plan has it, got "
                 "others. Give group_by= with a plan for persons, and leave it out with others."
+            )
+        if inputs.on_disk and plan.sampling_prob == 1:
+            raise ValueError(
+                "sampling_prob: expected less than 1 for arrays on the disk, of which a batch is "
+                "read at every step, got 1. Leave it out, or load the arrays."
             )
         self.model = model
         self.plan = plan
@@ -208,18 +214,21 @@ class PreparedFit:
             "monitor": monitor,
         }
         until = int(states[0].step) + num_steps
-        if len(states) == 1 and not stacked:  # an axis of one run would only cost time
-            steering = None if steerings is None else steerings[0]
-            alone = run(
-                self.engine,
-                states[0],
-                records,
-                streams=streams[0],
-                steering=steering,
-                keeper=keeper,
-                **settings,
-            )
-            return [self._result(alone, until)]
+        # An axis of one run would only cost time; rows on the disk are read by one run at a time.
+        if (len(states) == 1 or are_mapped(records)) and not stacked:
+            apart = [
+                run(
+                    self.engine,
+                    state,
+                    records,
+                    streams=streams[i],
+                    steering=None if steerings is None else steerings[i],
+                    keeper=keeper,
+                    **settings,
+                )
+                for i, state in enumerate(states)
+            ]
+            return [self._result(each, until) for each in apart]
         together = run_many(
             self.engine,
             jax.tree.map(lambda *leaves: jnp.stack(leaves), *states),

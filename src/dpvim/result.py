@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array
 from numpyro.infer.autoguide import AutoGuide
 
-from dpvim import _validate, serialization
+from dpvim import _html, _validate, serialization
 from dpvim._compile import single_precision
 from dpvim._extras import require
 from dpvim._progress import show_progress
@@ -78,6 +78,20 @@ class Fit:
         blocks: Blocks of the latent, which share no term of the likelihood; None if unknown.
         session: What took the steps, to go on with; None for a fit that was loaded. It knows the
             shapes of the data, so it is for the data holder; `save` leaves it out.
+
+    >>> import dpvim, numpyro, numpyro.distributions as dist, tempfile
+    >>> def model(x):
+    ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+    ...     with numpyro.plate("records", x.shape[0]):
+    ...         numpyro.sample("x", dist.Normal(mean, 1), obs=x)
+    >>> fit = dpvim.fit(model, np.full(2000, 2.0), epsilon=1.0, delta=1e-5)
+    >>> fit.posterior.method
+    'releases'
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     fit.save(f"{folder}/fit.npz")
+    ...     again = load(f"{folder}/fit.npz")  # without data and model
+    >>> bool(again.posterior.mean["mean"] == fit.posterior.mean["mean"])
+    True
     """
 
     plan: Plan
@@ -382,6 +396,16 @@ class Fit:
         plots = require("dpvim.plots", extra="plots")
         return plots.plot_convergence(self.trace, self._from_trace, **options)
 
+    def plot_norms(self, **options: Any) -> Figure:
+        """Records by the norm of their gradient, as released; see `dpvim.plots.plot_norms`."""
+        if not isinstance(self.releases, SteeredReleases):
+            raise ValueError(
+                "plot_norms: expected a fit with defaults, which counts records by the norm of "
+                "their gradient in its releases; this one has no counts."
+            )
+        plots = require("dpvim.plots", extra="plots")
+        return plots.plot_norms(self.releases, cast(PrivacyPlan, self.plan), **options)
+
     def _session(self, what: str) -> Session:
         if self.session is None:
             raise RuntimeError(f"{what} needs the model, which a loaded fit does not have.")
@@ -393,6 +417,25 @@ class Fit:
         if self.privacy.private:
             cost = f"epsilon={round_up(self.privacy.epsilon)} a {self.plan.unit.value}, "
         return f"<{kind}: {cost}{int(self.trace.steps[-1]):,} steps, d={self.family.dim}>"
+
+    def _repr_html_(self) -> str:
+        # The posterior may take a while to infer, so that it is not shown unasked.
+        done = int(self.trace.steps[-1])
+        stopped = f" of {self.plan.num_steps:,}, interrupted" if self.interrupted else ""
+        rows = {
+            "steps": f"{done:,}{stopped}",
+            "parameters": f"{self.family.dim:,}",
+            "sites": ", ".join(site.name for site in self.space.sites),
+            "family": self.family.name,
+        }
+        is_private = self.privacy.private
+        return _html.card(
+            "Fit" if is_private else "NOT PRIVATE Fit",
+            _html.facts(rows),
+            self.privacy._repr_html_(),
+            _html.paragraph("fit.posterior is the answer; fit.plot_posterior() draws it."),
+            is_bad=not is_private,
+        )
 
 
 class Session(NamedTuple):
@@ -415,6 +458,8 @@ def load(path: str | Path) -> Fit:
 
     Raises:
         FileError: For files that are cut short, of another kind, or from a newer dpvim.
+
+    `dpvim.Fit` has an example.
     """
     return Fit(*serialization.read(path))
 

@@ -111,7 +111,9 @@ def program_digest(prepared: PreparedFit, inputs: ModelInput) -> str:
     state = jax.eval_shape(
         engine.init, jax.random.key(0), shape((engine.family.dim,), np.float32), 1.0
     )
-    records = jax.eval_shape(engine.prepare, inputs.records)
+    records = jax.eval_shape(
+        engine.prepare, [shape(leaf.shape, leaf.dtype) for leaf in inputs.records]
+    )
     rows = shape((engine.plan.max_batch_size,), np.int32)
     noise = shape((engine.variant.num_released,), np.int32)
 

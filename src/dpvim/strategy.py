@@ -22,7 +22,9 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dpvim import _html
 from dpvim._compile import single_precision
+from dpvim._extras import require
 from dpvim.bridge.data import check_model
 from dpvim.bridge.model import BridgedModel, bridge
 from dpvim.bridge.persons import GROUP_BY, read_inputs
@@ -181,6 +183,15 @@ class FitPlan:
         return "\n".join(["Plan of a fit", *lines])
 
     __repr__ = __str__
+
+    def plot(self) -> Any:
+        """Draw it: its steps, and what more or less epsilon would give; see `dpvim.plots`."""
+        return require("dpvim.plots", extra="plots").plot_plan(self)
+
+    def _repr_html_(self) -> str:
+        title, *lines = str(self).splitlines()
+        split = [line.strip().partition("  ") for line in lines]
+        return _html.card(title, _html.facts({name: text.strip() for name, _, text in split}))
 
     def _model(self) -> str:
         prior_alone = self.parameters - self.informed

@@ -37,6 +37,7 @@ from dpvim.inference.families import Family
 from dpvim.inference.monitor import monitoring
 from dpvim.options import FitOptions
 from dpvim.prepared import PreparedFit, RunResult, numpyro_params, spend
+from dpvim.privacy.batches import BatchReader
 from dpvim.privacy.plan import NonPrivatePlan, Plan, PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.privacy.source import BatchNoiseSource
@@ -138,10 +139,14 @@ class DPSVI:
             if self._source is None:
                 streams = SecretStreams(self.seed, start_step=int(state.step))
                 self._source = prepared.engine.source(inputs.num_rows, streams)
-            if self._records is None:
+            source = self._source
+            if self._records is None and not inputs.on_disk:
                 self._records = prepared.engine.prepare(inputs.records)
-            source, records = self._source, self._records
+            records = self._records
         rows, noise = source.draw(1, 1)
+        if inputs.on_disk:
+            reader = BatchReader(inputs.records, prepared.engine.arrange)
+            records, rows = reader.read(rows, 1), reader.places(rows)
         after = prepared.one_step(state, records, rows[0], noise[0])
         _refuse_tracers(after)
         return after

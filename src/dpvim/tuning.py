@@ -37,6 +37,7 @@ from dpvim.privacy.accounting import epsilon_of
 from dpvim.privacy.accounting.selection import Repeats, epsilon_of_selection
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams
+from dpvim.privacy.selection import Selection
 from dpvim.privacy.statement import COUNTS, PrivacyStatement, round_up
 from dpvim.result import Fit
 from dpvim.strategy import Request, choose
@@ -155,6 +156,19 @@ def plan_tuning(
 
     Args:
         candidates, data, epsilon, delta, method, chance, options: As in `tune`.
+
+    >>> import numpy as np, numpyro, numpyro.distributions as dist
+    >>> def normal(x):
+    ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+    ...     with numpyro.plate("records", x.shape[0]):
+    ...         numpyro.sample("x", dist.Normal(mean, 1), obs=x)
+    >>> def laplace(x):
+    ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+    ...     with numpyro.plate("records", x.shape[0]):
+    ...         numpyro.sample("x", dist.Laplace(mean, 1), obs=x)
+    >>> both = {"normal": normal, "laplace": laplace}
+    >>> plan_tuning(both, np.zeros(5000), epsilon=1.0, delta=1e-6).method
+    'split'
     """
     chosen = _candidates(candidates)
     if method is not None:
@@ -213,41 +227,27 @@ def tune(
         seed: For tests: the result has no privacy guarantee.
         progress: Show a progress bar. With ``repeat`` there is none: how many trials there are, and
             how long they take, is not to be shown.
-        ledger, purpose: As in `dpvim.fit`: all trials are booked before the first. Only ``split``
-            can be booked: a ledger composes releases, and ``repeat`` is not one by itself.
+        ledger, purpose: As in `dpvim.fit`: all trials are booked before the first.
         options: What all fits share, as in `dpvim.fit`, and data given by keyword.
 
     Returns:
         The chosen one, with its fit and score. Of trials that were not chosen nothing is kept after
         ``repeat``.
+
+    `dpvim.plan_tuning` has an example of candidates.
     """
     chosen = _candidates(candidates)
     _validate.seed("seed", seed)
     if purpose is not None:
         _validate.text("purpose", purpose)
-    if ledger is not None:
-        if method == REPEAT:
-            raise ValueError(
-                "method: expected 'split' with a ledger, got 'repeat', whose cost a ledger cannot "
-                "compose with that of others. Leave out one of them."
-            )
-        method = SPLIT
     plan = plan_tuning(
         candidates, *data, epsilon=epsilon, delta=delta, method=method, chance=chance, **options
     )
     trials = Trials(chosen, plan, data, options, seed)
     names = list(chosen)
+    bookings = _book(ledger, plan, data, options, purpose=purpose, seeded=seed is not None)
+    scores = None
     if plan.repeats is None:
-        bookings: list[Booking] = []
-        if ledger is not None:
-            rows = rows_of(data, _keyword_data(options)).records
-            bookings = Ledger.of(ledger).book_all(
-                [Job(plan.fit_plan, len(names)), Job(plan.score_plan, len(names), COUNTS)],
-                purpose=purpose or f"choice among {len(names)} candidates",
-                data=rows,
-                delta=plan.delta,
-                seeded=seed is not None,
-            )
         with ProgressBar(
             len(names), show=show_progress(progress), label="fits", unit="fits"
         ) as bar:
@@ -255,15 +255,44 @@ def tune(
             for number, name in enumerate(names):
                 done.append(trials.run(number, name))
                 bar.advance(1)
-        for booking in bookings:
-            booking.settle_or_warn(booking.steps)
+        best = max(done, key=_rank)
         scores = {each.name: each.score for each in done}
-        return _chosen(max(done, key=_rank), scores, plan)
-    # How many, and which: secret, and drawn before anything is known.
-    rng = SecretStreams(seed).generator("trials")
-    order = rng.integers(len(names), size=plan.repeats.draw(rng))
-    ran = (trials.run(number, names[index]) for number, index in enumerate(order))
-    return _chosen(max(ran, key=_rank), None, plan)
+    else:
+        # How many, and which: secret, and drawn before anything is known.
+        rng = SecretStreams(seed).generator("trials")
+        order = rng.integers(len(names), size=plan.repeats.draw(rng))
+        best = max(
+            (trials.run(number, names[index]) for number, index in enumerate(order)), key=_rank
+        )
+    for booking in bookings:
+        booking.settle_or_warn(booking.steps)
+    return _chosen(best, scores, plan)
+
+
+def _book(
+    ledger: Any,
+    plan: TuningPlan,
+    data: tuple[Any, ...],
+    options: Mapping[str, Any],
+    *,
+    purpose: str | None,
+    seeded: bool,
+) -> list[Booking]:
+    """Pay for all trials, if there is a ledger."""
+    if ledger is None:
+        return []
+    number = len(plan.candidates)
+    facts: dict[str, Any] = {
+        "purpose": purpose or f"choice among {number} candidates",
+        "data": rows_of(data, _keyword_data(options)).records,
+        "delta": plan.delta,
+        "seeded": seeded,
+    }
+    trial = plan.fit_plan, plan.score_plan
+    if plan.repeats is not None:
+        return [Ledger.of(ledger).book_selection(Selection(trial, plan.repeats), **facts)]
+    jobs = [Job(plan.fit_plan, number), Job(plan.score_plan, number, COUNTS)]
+    return Ledger.of(ledger).book_all(jobs, **facts)
 
 
 class Trial(NamedTuple):

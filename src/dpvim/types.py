@@ -40,6 +40,9 @@ class Relation(enum.StrEnum):
     * ``add_or_remove``: one record is added or removed; the caller declares a public
       ``num_examples``, at least the number of records.
     * ``replace_one``: one record is replaced by any other one; the sensitivity doubles.
+
+    >>> Relation("zero_out") is Relation.ZERO_OUT
+    True
     """
 
     ZERO_OUT = "zero_out"

@@ -104,7 +104,7 @@ def explore(harness: Harness, max_examples: int, seed: int | None = None) -> Cou
     body.__name__ = body.__qualname__ = name  # derandomised by the name
     settings = hypothesis.settings(
         max_examples=max_examples,
-        deadline=None,
+        deadline=None,  # the benchmark has no profile
         derandomize=seed is None,
         database=None,
         suppress_health_check=list(hypothesis.HealthCheck),

@@ -105,7 +105,7 @@ FOLDERS = {
     ),
 }
 _FIT, _TWIN = _fit(), _twin()
-FEW = settings(max_examples=12, deadline=None, derandomize=True, database=None)
+FEW = settings(max_examples=12, derandomize=True, database=None)
 
 
 def _attempt(write, path, at):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import make_family, random_params, some_eta
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -30,7 +30,6 @@ def as_matrix(factor):
 
 
 @given(st.floats(-30, 30))
-@settings(deadline=None)
 def test_derivative_of_the_scale_transform_is_at_most_the_scale(raw):
     """Appendix C of the paper."""
     for transform in SCALE_TRANSFORMS.values():

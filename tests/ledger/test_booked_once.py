@@ -12,7 +12,9 @@ import dpvim
 from dpvim.fitting import PreparedFit
 from dpvim.ledger import payment
 from dpvim.ledger.entries import LedgerError
+from dpvim.privacy.accounting.selection import Repeats
 from dpvim.synthesis.schema import Binary, Schema
+from dpvim.tuning import Trials
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpvim.ConvergenceWarning")
 RNG = np.random.default_rng(0)
@@ -144,14 +146,31 @@ def test_checks_are_booked(ledger):
     assert len(ledger.releases) == 3
 
 
-def test_a_choice_is_booked_whole(tmp_path):
+@pytest.mark.parametrize("method", ["split", "repeat"])
+def test_a_choice_is_booked_whole(tmp_path, method, monkeypatch):
+    monkeypatch.setattr(Repeats, "draw", lambda self, rng: 1)
     ledger = make_ledger(tmp_path, epsilon=2.0)
     candidates = {"one": linear_model, "other": (linear_model, {"learning_rate": 2e-2})}
     shared = {"num_steps": 50, "clip_norm": 1.0, "progress": False, "epsilon": 1.0, "delta": DELTA}
-    chosen = dpvim.tune(candidates, X, Y, ledger=ledger, **shared)
-    assert ledger.spent() == pytest.approx(chosen.epsilon, rel=1e-3)
-    with pytest.raises(ValueError, match="split"):
+    chosen = dpvim.tune(candidates, X, Y, ledger=ledger, method=method, **shared)
+    assert ledger.spent() == pytest.approx(chosen.epsilon, rel=2e-3)
+    assert {each.state for each in ledger.releases} == {"done"}
+    with pytest.raises(dpvim.BudgetExceededError):
+        dpvim.tune(candidates, X, Y, ledger=ledger, method=method, **(shared | {"epsilon": 1.9}))
+    assert ledger.spent() == pytest.approx(chosen.epsilon, rel=2e-3)
+
+
+def test_trials_that_end_badly_are_all_paid_for(tmp_path, monkeypatch):
+    """How many of them there were by then is secret."""
+    monkeypatch.setattr(Trials, "run", lambda *args: crash())
+    ledger = make_ledger(tmp_path, epsilon=2.0)
+    candidates = {"one": linear_model, "other": (linear_model, {"learning_rate": 2e-2})}
+    shared = {"num_steps": 50, "clip_norm": 1.0, "progress": False, "epsilon": 1.0, "delta": DELTA}
+    with pytest.raises(Crash):
         dpvim.tune(candidates, X, Y, ledger=ledger, method="repeat", **shared)
+    (release,) = ledger.releases
+    assert release.state == "open"
+    assert ledger.spent() == pytest.approx(1.0, rel=0.01)
 
 
 def test_a_run_that_was_settled_at_less_cannot_go_on(ledger, tmp_path, monkeypatch):

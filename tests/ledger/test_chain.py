@@ -143,7 +143,7 @@ def content(tmp_path_factory):
     return some_entries(tmp_path_factory.mktemp("ledger")).path.read_bytes()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_any_byte_that_is_changed_is_found(content, data):
     """All but the newline at the very end, which is no part of a line."""
@@ -157,7 +157,7 @@ def test_any_byte_that_is_changed_is_found(content, data):
     assert len(found.links) < 5 or found.problems
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(fields=st.dictionaries(st.text(), st.text() | st.integers() | st.floats(allow_nan=False)))
 def test_what_is_linked_is_read_again(fields):
     fields = {"entry": "x", **fields}

@@ -27,7 +27,7 @@ def budget(epsilon=1.0, relation=Relation.ZERO_OUT):
     return Budget(epsilon, DELTA, relation)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(plans=st.lists(PLANS, min_size=1, max_size=3), more=PLANS)
 def test_more_releases_cost_more_and_less_than_the_sum(plans, more):
     before, after = budget().total(plans), budget().total([*plans, more])

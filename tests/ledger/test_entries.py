@@ -12,6 +12,7 @@ from ledgers import plan_of
 
 from dpvim.ledger.entries import (
     Booked,
+    BookedSelection,
     Bound,
     Declared,
     Repaired,
@@ -23,6 +24,7 @@ from dpvim.ledger.entries import (
 
 TEXT = st.text(max_size=20)
 NUMBER = st.floats(0, 1e6)
+NOISE = st.floats(0.1, 100.0)
 DELTA = st.floats(1e-12, 0.5)
 ENTRIES = st.one_of(
     st.builds(
@@ -44,10 +46,25 @@ ENTRIES = st.one_of(
         mechanism=TEXT,
         plan=st.builds(
             lambda noise, steps: dataclasses.asdict(plan_of(noise, num_steps=steps)),
-            st.floats(0.1, 100.0),
+            NOISE,
             st.integers(1, 10**6),
         ),
         runs=st.integers(1, 100),
+        epsilon=NUMBER,
+        delta=DELTA,
+        total=NUMBER,
+        seeded=st.booleans(),
+        time=TEXT,
+    ),
+    st.builds(
+        BookedSelection,
+        id=TEXT,
+        purpose=TEXT,
+        trial=st.lists(
+            st.builds(lambda noise: dataclasses.asdict(plan_of(noise)), NOISE), min_size=1
+        ),
+        mean=st.floats(1.5, 100.0),
+        shape=st.floats(0, 5),
         epsilon=NUMBER,
         delta=DELTA,
         total=NUMBER,
@@ -95,4 +112,24 @@ def test_entries_of_newer_versions_and_plans_that_are_none_are_refused():
         time="",
     )
     with pytest.raises(ValueError, match="num_steps"):
+        from_fields(to_fields(booked))
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [({"trial": []}, "at least one"), ({"trial": [3]}, "plans"), ({"mean": 0.5}, "mean")],
+)
+def test_selections_that_are_none_are_refused(changed, match):
+    booked = BookedSelection(
+        id="a",
+        purpose="b",
+        **({"trial": [dataclasses.asdict(plan_of())], "mean": 4.0} | changed),
+        shape=1.0,
+        epsilon=1.0,
+        delta=0.1,
+        total=1.0,
+        seeded=False,
+        time="",
+    )
+    with pytest.raises(ValueError, match=match):
         from_fields(to_fields(booked))

@@ -28,7 +28,7 @@ from dpvim.types import Whitening
 
 
 @given(rows, clip_norms)
-@settings(deadline=None, max_examples=NUM_EXAMPLES)
+@settings(max_examples=NUM_EXAMPLES)
 def test_shares_of_single_rows_stay_below_the_threshold(gradients, clip_norm):
     plan = plan_of(clip_norm)
     lattice = Lattice.of(plan, dim=DIM, num_released=DIM)

@@ -34,7 +34,7 @@ def counts_of(gradients, variant, params, eta, lattice):
 
 
 @given(rows, hnp.arrays(np.float32, DIM, elements=nasty), clip_norms)
-@settings(deadline=None, max_examples=NUM_EXAMPLES)
+@settings(max_examples=NUM_EXAMPLES)
 def test_one_row_moves_the_integers_by_at_most_the_sensitivity(
     family_name, variant_name, gradients, other, clip_norm
 ):
@@ -152,7 +152,6 @@ def test_a_release_is_sum_plus_noise_on_the_grid():
 
 
 @given(st.floats(-1e6, 1e6), st.integers(-(2**31), 2**31 - 1), st.sampled_from([2**-20, 0.25, 4]))
-@settings(deadline=None)
 def test_no_bits_of_a_release_are_finer_than_the_grid(value, noise, grid):
     with jax.enable_x64(True):
         encoded = jnp.array([value], jnp.float64)

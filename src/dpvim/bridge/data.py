@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpvim._compile import single_precision
+from dpvim.mapped import MappedArray, are_mapped, is_on_disk, pieces_of
 from dpvim.types import PrivacyWarning, Record
 
 _CONSTANTS = (bool, int, float, str)
@@ -57,7 +58,8 @@ class ModelInput(NamedTuple):
     """The arguments of a model, split into records and public constants.
 
     Attributes:
-        records: The arrays, all with the same leading axis.
+        records: The arrays, all with the same leading axis; if one of them is on the disk, all are
+            held as if they were (`dpvim.mapped`).
         num_rows: Its length.
         signature: Shapes, types and constants, with which a model that was set up must agree.
         call: ``(model, rows) ->`` whatever the model returns for these rows.
@@ -66,16 +68,21 @@ class ModelInput(NamedTuple):
             rows are used.
     """
 
-    records: list[jax.Array]
+    records: list[Any]
     num_rows: int
     signature: tuple[Any, ...]
     call: Callable[[Callable[..., Any], Record], Any]
     max_rows_per_person: int | None = None
 
     @property
-    def rows(self) -> list[jax.Array]:
+    def rows(self) -> list[Any]:
         """One row of each record: the arrays in the form that the model sees them in."""
         return [leaf[:, 0] for leaf in self.records[:-1]] if self.has_several_rows else self.records
+
+    @property
+    def on_disk(self) -> bool:
+        """True if records are read from the disk when they are needed."""
+        return are_mapped(self.records)
 
     @property
     def has_several_rows(self) -> bool:
@@ -119,8 +126,12 @@ def prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInput:
 
     # A number too large for single precision becomes infinite, and its record counts for nothing:
     # a warning would tell something about one record.
-    with np.errstate(over="ignore"):
-        records = [jnp.asarray(array) for array in arrays.values()]
+    records: list[Any]
+    if any(is_on_disk(array) for array in arrays.values()):
+        records = [MappedArray(array) for array in arrays.values()]
+    else:
+        with np.errstate(over="ignore"):
+            records = [jnp.asarray(array) for array in arrays.values()]
     signature = (structure, constants, [(leaf.shape, leaf.dtype) for leaf in records])
     return ModelInput(records, num_rows, signature, call)
 
@@ -224,14 +235,14 @@ def _numeric_array(name: str, leaf: Any) -> np.ndarray:
             f"({type(leaf).__name__}). A number that does not come from the data is given as a "
             "Python number or as dpvim.public(...); a statistic of the data is not public."
         )
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
+    if array.dtype.kind == "f" and not all(np.isfinite(each).all() for each in pieces_of(array)):
         raise ValueError(
             f"{name}: expected finite numbers, got NaN or infinity. Fill in or drop missing "
             "values by a rule that treats every record by itself."
         )
     if array.dtype.kind in "iu" and array.size:
         limits = np.iinfo(np.int32)
-        if array.max() > limits.max or array.min() < limits.min:
+        if any(each.max() > limits.max or each.min() < limits.min for each in pieces_of(array)):
             raise ValueError(f"{name}: expected integers of 32 bits, got larger ones. Rescale.")
     return array
 

@@ -79,7 +79,7 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
     _check_observations_are_arguments(observed, declared)
     call, one_row = inputs.call, made_up[0].first(1)
     by_row = not inputs.has_several_rows
-    one_record = [jnp.zeros_like(leaf, shape=(1, *leaf.shape[1:])) for leaf in inputs.records]
+    one_record = [jnp.zeros((1, *leaf.shape[1:]), leaf.dtype) for leaf in inputs.records]
 
     log_prob_of_sites = _log_prob_of_sites(runner, observed)
 

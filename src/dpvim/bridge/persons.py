@@ -51,6 +51,11 @@ def read_inputs(
             "none."
         )
     most = _validate.positive_int("max_rows_per_person", max_rows_per_person)
+    if inputs.on_disk:
+        raise ValueError(
+            "group_by: expected arrays in memory, got some on the disk, in which the rows of a "
+            "person need not lie together. Load them, or give a row for each person."
+        )
     if np.ndim(ids) == 1 and len(ids) != inputs.num_rows:
         raise ValueError(
             f"group_by: expected the id of a person for each of {inputs.num_rows} rows, got "

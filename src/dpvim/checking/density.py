@@ -111,6 +111,17 @@ def held_out(
         num_draws: Draws of the posterior that the density is averaged over.
         seed: For tests: the result has no privacy guarantee.
         ledger, purpose: As in `dpvim.fit`: the release is booked before it is made.
+
+    >>> import dpvim, numpyro, numpyro.distributions as dist
+    >>> def model(x):
+    ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+    ...     with numpyro.plate("records", x.shape[0]):
+    ...         numpyro.sample("x", dist.Normal(mean, 1), obs=x)
+    >>> x = np.random.default_rng(0).normal(2.0, 1.0, 4000)
+    >>> fit = dpvim.fit(model, x[:2000], epsilon=1.0, delta=1e-5)
+    >>> score = held_out(fit, x[2000:], epsilon=1.0, delta=1e-5)
+    >>> bool(-1.7 < score.mean < -1.1)  # about -1.42 for normal records
+    True
     """
     _validate.positive_int("num_draws", num_draws)
     inputs = inputs_of(fit, data, keyword_data, seed)

@@ -123,6 +123,17 @@ def predictive_check(
             their values. Default: the observed sites themselves.
         seed: For tests: the result has no privacy guarantee.
         ledger, purpose: As in `dpvim.fit`: the release is booked before it is made.
+
+    >>> import dpvim, numpyro, numpyro.distributions as dist
+    >>> def model(x):
+    ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+    ...     with numpyro.plate("records", x.shape[0]):
+    ...         numpyro.sample("x", dist.Normal(mean, 1), obs=x)
+    >>> x = np.random.default_rng(0).normal(2.0, 1.0, 4000)
+    >>> fit = dpvim.fit(model, x, epsilon=1.0, delta=1e-5)
+    >>> check = predictive_check(fit, x, epsilon=1.0, delta=1e-5)
+    >>> print(str(check).splitlines()[0][:5])
+    Ranks
     """
     inputs = inputs_of(fit, data, keyword_data, seed)
     if inputs.has_several_rows:

@@ -38,7 +38,7 @@ def analyze(
 
     Example: `dpvim analyze twin "infected ~ age_group + sex" --family poisson`
     """
-    with plain_errors():
+    with plain_errors("analyze", twin=twin):
         require("dpvim.synthesis.analysis.glm", extra="analysis")  # before tables are read
         source = Twin.load(twin)
         schema = source.schema

@@ -10,6 +10,7 @@ import typer
 from dpvim.audit.paths import PATHS
 from dpvim.audit.running import CHECKS, FULL_RUNS, QUICK_RUNS, run
 from dpvim.cli.common import FOUND, plain_errors, print_json
+from dpvim.cli.options import AsJson
 from dpvim.inference.families import FAMILIES
 from dpvim.inference.variants import VARIANTS
 from dpvim.types import Relation
@@ -46,7 +47,7 @@ def audit(
         list[FamilyName] | None, typer.Option(help="Only these variational families.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Repeat an audit.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as json.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Attack the installed library: noise, batches, persons, counts, clip, games, whole fits.
 
@@ -67,7 +68,7 @@ def audit(
         runs = QUICK_RUNS if quick else FULL_RUNS
     elif quick:
         raise typer.BadParameter("give --quick or --runs, not both.")
-    with plain_errors():
+    with plain_errors("audit"):
         report = run(
             runs=runs,
             variant=variant.value,

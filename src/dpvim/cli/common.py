@@ -8,11 +8,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from dpvim._extras import MissingExtraError
+from dpvim.cli.next_command import next_command
 from dpvim.synthesis.analysis.pooling import FailedFitsError
 from dpvim.synthesis.databases.addresses import without_password
 from dpvim.types import BudgetExceededError
@@ -27,10 +29,14 @@ _PLAIN = (
 
 
 @contextmanager
-def plain_errors() -> Iterator[None]:
+def plain_errors(command: str, **files: Path | str | None) -> Iterator[None]:
     """Errors in what was asked for end the command with a sentence, not a traceback.
 
     Warnings are sentences, too.
+
+    Args:
+        command: Its name, as it is typed.
+        files: Names that it was given, by what they are; see `next_command`.
     """
     try:
         with warnings.catch_warnings():
@@ -39,6 +45,8 @@ def plain_errors() -> Iterator[None]:
             yield
     except _PLAIN as error:
         typer.echo(f"Error: {without_password(str(error))}", err=True)
+        if advice := next_command(error, command, files):
+            typer.echo(f"Next: {without_password(advice)}", err=True)
         raise typer.Exit(MISUSED) from error
 
 

@@ -96,7 +96,7 @@ def fit(
     - `dpvim fit visits.csv --schema visits.toml --model poisson --target infected --epsilon 1
       --person patient --max-rows 5 -o visits` protects patients, and uses at most 5 visits of each
     """
-    with plain_errors():
+    with plain_errors("fit", table=table, schema=schema, ledger=ledger, output=output):
         known = Schema.load(schema)
         known.check_reviewed()
         by_person(person, max_rows, None)  # refuses one without the other
@@ -134,7 +134,7 @@ def fit(
                 "purpose": purpose if booked_in is None else purpose or f"fit of {model}",
             }
             if dry_run:
-                end_dry_run(chosen, data, **options)
+                end_dry_run(chosen, data, as_json=as_json, **options)
             result = fit_model(chosen, *data, seed=seed, checkpoint=checkpoint, **options)
             summary = result.posterior.summary(level)
             if regression is not None:
@@ -151,7 +151,7 @@ def fit(
             forget(checkpoint)
     if as_json:
         rows = summary.reset_index(names="parameter").to_dict("records")
-        print_json({"privacy": result.privacy.to_dict(), "parameters": rows})
+        print_json({"folder": str(output), "privacy": result.privacy.to_dict(), "parameters": rows})
     else:
         typer.echo(summary.to_string())
         typer.echo(f"\n{result.privacy}")

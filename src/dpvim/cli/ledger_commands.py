@@ -14,9 +14,10 @@ from dpvim._extras import require
 from dpvim.cli.common import FOUND, plain_errors, print_json
 from dpvim.cli.options import AsJson, RelationOption
 from dpvim.ledger import cost, storage
-from dpvim.ledger.book import RECORD, Ledger, Release, problems_of
+from dpvim.ledger.book import RECORD, Ledger
 from dpvim.ledger.entries import to_fields
 from dpvim.ledger.fingerprint import key_path
+from dpvim.ledger.state import Release, problems_of
 from dpvim.ledger.storage import head_path
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.synthesis.databases.addresses import without_password
@@ -42,6 +43,7 @@ def init(
         str | None,
         typer.Option(help="The table, to bind the ledger to.  [default: the first that is used]"),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Declare the budget of a data set.
 
@@ -51,7 +53,7 @@ def init(
     Example: `dpvim ledger init patients.ledger --name "patients 2026" --epsilon 3 --delta 1e-6
     --table patients.csv`
     """
-    with plain_errors(), opened_table(table) as data:
+    with plain_errors("ledger init", ledger=ledger), opened_table(table) as data:
         made = Ledger.create(
             ledger,
             name=name,
@@ -61,6 +63,16 @@ def init(
             unit=unit,
             data=data,
         )
+    if as_json:
+        files = {"ledger": ledger, "head": head_path(ledger), "secret_key": key_path(ledger)}
+        print_json(
+            {
+                "name": made.name,
+                "budget": _facts_of_budget(made),
+                "files": {name: str(path) for name, path in files.items()},
+            }
+        )
+        return
     typer.echo(f"{ledger}: the ledger of {made.name!r}, {_budget(made)}.")
     typer.echo(
         f"Keep {ledger.name} and {head_path(ledger).name} together. {key_path(ledger).name} is "
@@ -80,7 +92,7 @@ def show(
 
     Example: `dpvim ledger show patients.ledger --picture patients.svg`
     """
-    with plain_errors():
+    with plain_errors("ledger show", ledger=ledger):
         book = Ledger(ledger)
         releases, spent, left = book.releases, book.spent(), book.left()
         if picture is not None:
@@ -108,14 +120,23 @@ def show(
 
 
 @ledger_app.command()
-def check(ledger: LedgerFile) -> None:
+def check(ledger: LedgerFile, as_json: AsJson = False) -> None:
     """Look for lines that were cut short, edited, removed or moved. Ends with 1 if there are any.
 
     Example: `dpvim ledger check patients.ledger`
     """
-    with plain_errors(), storage.opened(ledger) as file:
+    with plain_errors("ledger check", ledger=ledger), storage.opened(ledger) as file:
         found = file.contents
     problems = problems_of(found)
+    if as_json:
+        print_json(
+            {
+                "entries": len(found.entries),
+                "problems": [{"line": each.line, "text": each.text} for each in problems],
+                "last_line_cut_short": bool(found.chain.torn),
+            }
+        )
+        raise typer.Exit(FOUND if problems else 0)
     for problem in problems:
         typer.echo(f"{ledger}, {problem}")
     if problems:
@@ -154,7 +175,7 @@ def plan(
     - `dpvim ledger plan patients.ledger --epsilon 0.5 --steps 4000 --sampling-prob 0.1
       --rows 58261`
     """
-    with plain_errors():
+    with plain_errors("ledger plan", ledger=ledger):
         book = Ledger(ledger)
         spent, budget = book.prices, book.budget
         if epsilon is None:
@@ -194,14 +215,19 @@ def bind(
         str, typer.Argument(help="A file or table with the same records, or some of them.")
     ],
     note: Annotated[str, typer.Option(help="The reason, noted in the ledger; public.")],
+    as_json: AsJson = False,
 ) -> None:
     """Say that another file holds the ledger's data set, too.
 
     Example: `dpvim ledger bind patients.ledger patients.parquet --note "as Parquet"`
     """
-    with plain_errors(), opened_table(table) as data:
+    with plain_errors("ledger bind", ledger=ledger), opened_table(table) as data:
         Ledger(ledger).bind(data, note)
-    typer.echo(f"{ledger}: {without_password(table)} counts as its data set from now on.")
+    shown = without_password(table)
+    if as_json:
+        print_json({"ledger": str(ledger), "table": shown, "note": note})
+        return
+    typer.echo(f"{ledger}: {shown} counts as its data set from now on.")
 
 
 def _plan(

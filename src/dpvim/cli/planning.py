@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import typer
 
 from dpvim import _validate
+from dpvim.cli.common import print_json
 from dpvim.ledger.book import Ledger
 from dpvim.models.mixture import Mixture
 from dpvim.privacy.plan import PrivacyPlan, default_sampling_prob
@@ -66,9 +67,14 @@ def show_facts(facts: dict[str, Any]) -> None:
         typer.echo(f"{name.replace('_', ' '):<26} {shown}")
 
 
-def end_dry_run(model: Any, data: tuple[Any, ...], **options: Any) -> None:
+def end_dry_run(
+    model: Any, data: tuple[Any, ...], *, as_json: bool = False, **options: Any
+) -> NoReturn:
     """Check what is left to be checked, say what would be done, and end the command."""
-    typer.echo(plan(model, *data, **options))
+    made = plan(model, *data, **options)
+    if as_json:
+        _end_with_json(made.to_dict())
+    typer.echo(made)
     _end()
 
 
@@ -81,8 +87,9 @@ def end_dry_run_of_twin(
     num_examples: int | None,
     ledger: Ledger | None = None,
     purpose: str | None = None,
+    as_json: bool = False,
     **reading: Any,
-) -> None:
+) -> NoReturn:
     """Read the table, say what would be done with it, and end the command."""
     schema = maker.schema
     if isinstance(maker, DpviSynthesizer):
@@ -96,7 +103,7 @@ def end_dry_run_of_twin(
             "purpose": purpose,
         }
         options = {**budget, **by_person, **maker.options}
-        end_dry_run(maker.model, (table.values, table.missing), **options)
+        end_dry_run(maker.model, (table.values, table.missing), as_json=as_json, **options)
     assert isinstance(maker, CountSynthesizer)
     tables, _ = maker.tables_of(source, **reading)
     rows = sum(table.num_rows for table in tables()) if callable(tables) else tables.num_rows
@@ -108,7 +115,10 @@ def end_dry_run_of_twin(
         tables.counted(schema, design(schema, of_twin).grids)
     if ledger is not None:
         ledger.check_affordable(of_twin, delta=delta)
-    show_facts(maker.facts(of_twin))
+    facts = maker.facts(of_twin)
+    if as_json:
+        _end_with_json(facts)
+    show_facts(facts)
     _end()
 
 
@@ -129,6 +139,11 @@ def by_person(person: str | None, max_rows: int | None, ids: Any) -> dict[str, A
             "be read off the data."
         )
     return {} if person is None else {"group_by": ids, "max_rows_per_person": max_rows}
+
+
+def _end_with_json(facts: dict[str, Any]) -> NoReturn:
+    print_json({"dry_run": True, **facts})
+    raise typer.Exit
 
 
 def _end() -> NoReturn:

@@ -9,8 +9,8 @@ import typer
 
 from dpvim._extras import require
 from dpvim.cli.analyze_command import GlmFamily
-from dpvim.cli.common import plain_errors
-from dpvim.cli.options import Delimiter, Encoding, OwnModel, TwinFolder
+from dpvim.cli.common import plain_errors, print_json
+from dpvim.cli.options import AsJson, Delimiter, Encoding, OwnModel, TwinFolder
 from dpvim.synthesis.model import load_model
 from dpvim.synthesis.report.names import COMPARISON, REPORT
 from dpvim.synthesis.tables import read_table
@@ -39,6 +39,7 @@ def report(
     delimiter: Delimiter = None,
     encoding: Encoding = None,
     model: OwnModel = None,
+    as_json: AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
 ) -> None:
     """Describe a twin in one HTML page, with pictures and in plain words.
@@ -52,7 +53,7 @@ def report(
 
     - `dpvim report twin --compare patients.csv --formula "infected ~ age" --family poisson`
     """
-    with plain_errors():
+    with plain_errors("report", twin=twin, table=compare, output=output):
         page = require("dpvim.synthesis.report.page", extra="report")
         source = Twin.load(twin, model=None if model is None else load_model(model))
         target = output or _default_output(twin, compare is not None)
@@ -72,6 +73,10 @@ def report(
             command=_command(twin),
             force=force,
         )
+    if as_json:
+        facts = {"report": str(target), "datasets": len(tables), "for_release": compare is None}
+        print_json(facts)
+        return
     stamp = "" if compare is None else " NOT FOR RELEASE: it shows the original data."
     typer.echo(f"{target}: a report on {len(tables)} synthetic tables.{stamp}")
 

@@ -71,7 +71,7 @@ def reproduce(
 
     - `dpvim reproduce ukb-init --full --table people.csv --schema people.toml`
     """
-    with plain_errors():
+    with plain_errors("reproduce", table=table, schema=schema, ledger=ledger):
         scope = Scope(
             quick=quick,
             ways=_ways(as_published, recommended),

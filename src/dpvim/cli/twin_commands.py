@@ -106,7 +106,7 @@ def plan(
         "sampling_prob": sampling_prob,
         "num_steps": steps,
     }
-    with plain_errors():
+    with plain_errors("plan", schema=schema):
         known = Schema.load(schema)
         delta = resolve_delta(delta, _validate.positive_int("rows", rows))
         if model is not None:
@@ -193,6 +193,7 @@ def synth(
     purpose: Purpose = None,
     seed: PrivateSeed = None,
     checkpoint: Checkpoint = None,
+    as_json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
     """Learn a private model of a table and draw synthetic twins of it.
@@ -213,7 +214,10 @@ def synth(
     - `dpvim synth postgresql://reader@db.example/clinic#patients --schema patients.toml
       --epsilon 1 -o twin` counts in the database: only counts leave it
     """
-    with plain_errors(), contextlib.ExitStack() as opened:
+    with (
+        plain_errors("synth", table=table, schema=schema, ledger=ledger, output=output),
+        contextlib.ExitStack() as opened,
+    ):
         _validate.positive_int("datasets", datasets)
         if rows is not None:
             _validate.positive_int("rows", rows)
@@ -250,7 +254,7 @@ def synth(
         }
         with new_folder(output) as folder:
             if dry_run:
-                end_dry_run_of_twin(maker, source, **budget, **reading)
+                end_dry_run_of_twin(maker, source, as_json=as_json, **budget, **reading)
             twin = maker.fit(source, **budget, **reading)
             opened.close()
             twin.write_into(folder, not_for_release=seed is not None)
@@ -258,19 +262,35 @@ def synth(
         # From here on the budget is spent and its result is safe.
         if checkpoint is not None:
             forget(checkpoint)
-        typer.echo(str(twin.privacy))
+        # With json this goes where warnings go: it is for somebody who waits.
+        typer.echo(str(twin.privacy), err=as_json)
         typer.echo(
             f"\n{output}: the fit is saved. If drawing the tables is interrupted, go on with: "
-            f"dpvim sample {output} -o {output / DATA}"
+            f"dpvim sample {output} -o {output / DATA}",
+            err=as_json,
         )
         written: dict[str, Any] = {"suffix": table_format.value, "formulas": formulas.value}
         twin.write_datasets(output / DATA, datasets, rows, **written)
         if isinstance(maker, CountSynthesizer):
             twin.write_closest(output, rows, **written)
+    counted = isinstance(maker, CountSynthesizer)
+    closest = f"{output / CLOSEST}.{table_format.value}" if counted else None
+    if as_json:
+        print_json(
+            {
+                "folder": str(output),
+                "privacy": twin.privacy.to_dict(),
+                "data": str(output / DATA),
+                "datasets": datasets,
+                "rows": twin.num_rows if rows is None else rows,
+                "closest": closest,
+            }
+        )
+        return
     typer.echo(f"\n{output}: {datasets} synthetic tables and what they were drawn from.")
-    if isinstance(maker, CountSynthesizer):
+    if closest is not None:
         typer.echo(
-            f"{output / CLOSEST}.{table_format.value}: the one table that is closest to the "
+            f"{closest}: the one table that is closest to the "
             "original, for looking and training. For intervals pool the others: dpvim analyze."
         )
 
@@ -287,18 +307,29 @@ def sample(
     ] = False,
     model: OwnModel = None,
     seed: Annotated[int | None, typer.Option(help="Repeat a draw.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Draw more synthetic tables from a twin. Needs no data and costs no privacy.
 
     Example: `dpvim sample twin --datasets 20 --rows 1000 -o more`
     """
     written: dict[str, Any] = {"suffix": table_format.value, "formulas": formulas.value}
-    with plain_errors():
+    with plain_errors("sample", twin=twin, output=output):
         source = Twin.load(twin, model=None if model is None else load_model(model))
         if closest:
             with new_folder(output) as folder:
                 source.write_closest(folder, rows, seed=seed, **written)
         else:
             source.write_datasets(output, datasets, rows, seed=seed, **written)
+    if as_json:
+        print_json(
+            {
+                "folder": str(output),
+                "datasets": 1 if closest else datasets,
+                "rows": source.num_rows if rows is None else rows,
+                "closest": closest,
+            }
+        )
+        return
     made = "the closest table" if closest else f"{datasets} synthetic tables"
     typer.echo(f"{output}: {made}.")

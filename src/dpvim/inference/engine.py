@@ -57,6 +57,7 @@ class Engine(NamedTuple):
     Attributes:
         family, variant, plan: What it was made from.
         prepare: ``data -> records`` as `step` takes them, with a public number of rows.
+        arrange: The same for rows that were picked, whose number is public already.
         init: ``(key, loc, scale) -> State``.
         step: ``(state, eta, records, rows, noise) -> (State, Info)``, pure.
         run_chunk: Many steps, compiled once for all runs of this engine; see `_run_chunk`.
@@ -69,6 +70,7 @@ class Engine(NamedTuple):
     variant: Variant
     plan: Plan
     prepare: Callable[[Record], Record]
+    arrange: Callable[[Record], Record]
     init: Callable[[Array, Array, float], State]
     step: Callable[[State, Array, Record, Array, Array], tuple[State, Info]]
     run_chunk: Callable[..., tuple[State, Params, Info | None]]
@@ -125,6 +127,7 @@ def make_engine(
         variant,
         plan,
         single_precision(lambda data: problem.arrange(with_public_shape(data, plan))),
+        single_precision(problem.arrange),
         init,
         step,
         jax.jit(run_chunk),

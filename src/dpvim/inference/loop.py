@@ -25,7 +25,8 @@ from dpvim.inference.progress import NOBODY, Keeper, Progress
 from dpvim.inference.release_sums import Collector, ReleaseSums
 from dpvim.inference.steering import SteeredReleases, Steering
 from dpvim.inference.trace import Trace
-from dpvim.privacy.batches import microbatch_size, num_rows_of
+from dpvim.mapped import are_mapped
+from dpvim.privacy.batches import BatchReader, microbatch_size, num_rows_of
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.types import BudgetExceededError, Record
 
@@ -79,8 +80,12 @@ def run(
     """
     _check_budget(engine, int(state.step), num_steps)
     source = engine.source(num_rows_of(data), streams)
-    data = engine.prepare(data)
-    capacity = _chunk_capacity(engine, source.batch_size, trace_every, num_steps)
+    reader = BatchReader(data, engine.arrange) if are_mapped(data) else None
+    data = None if reader else engine.prepare(data)
+    numbers_read = source.batch_size * reader.numbers_a_row if reader else 0
+    capacity = _chunk_capacity(
+        engine, source.batch_size, trace_every, num_steps, more_numbers=numbers_read
+    )
     observer = _observer(engine, steering)
     before = keeper.load(state)
     if before is not None:
@@ -90,7 +95,10 @@ def run(
 
     def draw(length: int, capacity: int) -> _Drawn:
         rows, noise = source.draw(length, capacity)
-        return _Drawn(rows, noise, {} if keeper is NOBODY else source.position())
+        position = {} if keeper is NOBODY else source.position()
+        if reader is None:
+            return _Drawn(rows, noise, position, data)
+        return _Drawn(reader.places(rows), noise, position, reader.read(rows, length))
 
     def keep(state: State, trace: Trace, position: Mapping[str, np.ndarray]) -> None:
         keeper.keep(Progress(state, trace, observer.progress(), position))
@@ -99,7 +107,7 @@ def run(
         return state._replace(params=observer.add(state.params, first, length, released))
 
     state, steps, snapshots = _loop(
-        functools.partial(engine.run_chunk, data=data),
+        engine.run_chunk,
         draw,
         state if before is None else before.state,
         span=(int(state.step), num_steps),
@@ -150,7 +158,7 @@ def run_many(
     def draw(length: int, capacity: int) -> _Drawn:
         drawn = [source.draw(length, capacity) for source in sources]
         rows, noise = (np.stack(each) for each in zip(*drawn, strict=True))
-        return _Drawn(rows, noise, {})
+        return _Drawn(rows, noise, {}, data)
 
     capacity = _chunk_capacity(engine, sources[0].batch_size, trace_every, num_steps)
     run_chunks = engine.run_chunks_apart if stacked else engine.run_chunks
@@ -168,7 +176,7 @@ def run_many(
         return states._replace(params=jax.tree.map(lambda *leaves: np.stack(leaves), *params))
 
     states, steps, snapshots = _loop(
-        lambda state, rows, noise, bounds: run_chunks(state, data, rows, noise, bounds),
+        lambda state, data, rows, noise, bounds: run_chunks(state, data, rows, noise, bounds),
         draw,
         states,
         span=(first, num_steps),
@@ -265,11 +273,12 @@ def placed(engine: Engine, steering: Steering) -> Params:
 
 
 class _Drawn(NamedTuple):
-    """Batches and noise of a chunk, and the position in their streams after it."""
+    """Batches and noise of a chunk, the position in their streams after it, and the records."""
 
     rows: np.ndarray
     noise: np.ndarray
     position: Mapping[str, np.ndarray]
+    data: Record
 
 
 def _loop(
@@ -325,7 +334,7 @@ def _loop(
             monitor.begin(this_length)
             began = time.perf_counter()
             state, seen, released = jax.block_until_ready(
-                run_chunk(state, rows=drawn.rows, noise=drawn.noise, bounds=bounds)
+                run_chunk(state, data=drawn.data, rows=drawn.rows, noise=drawn.noise, bounds=bounds)
             )
             pace.record(this_length, time.perf_counter() - began)
             done += this_length
@@ -375,10 +384,14 @@ def _segments(start: int, length: int, trace_every: int, last: int) -> tuple[lis
     return ends, [e % trace_every == 0 or e == last for e in ends]
 
 
-def _chunk_capacity(engine: Engine, batch_size: int, trace_every: int, num_steps: int) -> int:
+def _chunk_capacity(
+    engine: Engine, batch_size: int, trace_every: int, num_steps: int, *, more_numbers: int = 0
+) -> int:
     """Most steps in a chunk, so that row numbers, noise, draws and snapshots stay small."""
     family = engine.family
-    numbers = batch_size + 2 * engine.variant.num_released + family.dim + family.base_size
+    numbers = (
+        more_numbers + batch_size + 2 * engine.variant.num_released + family.dim + family.base_size
+    )
     per_step = 4 * (numbers + family.num_params / trace_every)
     return int(max(1, min(_CHUNK_BYTES / per_step, _LONGEST_CHUNK, num_steps)))
 

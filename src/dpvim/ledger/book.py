@@ -22,19 +22,33 @@ import dataclasses
 import os
 import secrets
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from dpvim import _validate
+from dpvim import _html, _validate
+from dpvim._extras import require
 from dpvim.files import as_path
 from dpvim.ledger import cost, storage
 from dpvim.ledger.chain import Problem
-from dpvim.ledger.entries import UNITS, Booked, Bound, Declared, Entry, LedgerError, Settled, now
+from dpvim.ledger.cost import Price
+from dpvim.ledger.entries import (
+    UNITS,
+    Booked,
+    BookedSelection,
+    Bound,
+    Declared,
+    Entry,
+    LedgerError,
+    Settled,
+    now,
+)
 from dpvim.ledger.fingerprint import digest_of, key_path, make_key, read_key
+from dpvim.ledger.state import Release, State, prices_of, problems_of, state_of
 from dpvim.ledger.storage import Contents
 from dpvim.privacy.plan import PrivacyPlan
+from dpvim.privacy.selection import Selection
 from dpvim.privacy.statement import COUNTS, GRADIENTS
 from dpvim.types import BudgetExceededError, PrivacyWarning, Relation
 
@@ -48,44 +62,6 @@ class Job(NamedTuple):
     plan: PrivacyPlan
     runs: int = 1
     mechanism: str | None = None
-
-
-class Release(NamedTuple):
-    """A release in the ledger: its booking, and how it ended.
-
-    Attributes:
-        line: Of the booking.
-        booked: The booking.
-        settled: Its end; None for one that is under way, or whose process was killed.
-    """
-
-    line: int
-    booked: Booked
-    settled: Settled | None
-
-    @property
-    def steps(self) -> int:
-        """Steps that are paid for: all that were booked until the release is settled."""
-        return self.booked.steps if self.settled is None else self.settled.steps
-
-    @property
-    def price(self) -> PrivacyPlan | None:
-        """The plan of these steps; None if there are none."""
-        return self.booked.price(self.steps)
-
-    @property
-    def epsilon(self) -> float:
-        """The cost of this release by itself, at its own delta."""
-        return (self.settled or self.booked).epsilon
-
-    @property
-    def state(self) -> str:
-        """``open``, ``done``, ``stopped`` or ``not made``."""
-        if self.settled is None:
-            return "open"
-        if self.settled.steps == 0:
-            return "not made"
-        return "done" if self.settled.steps == self.booked.steps else "stopped"
 
 
 class Ledger:
@@ -113,11 +89,11 @@ class Ledger:
     ) -> None:
         self.path = as_path("path", path)
         self.allow_seeds = allow_seeds
-        self._declared = _state(self.path, self._contents()).declared
+        self._declared = state_of(self.path, self._contents()).declared
         self._source = None if data is None else digest_of(data)
         if self._source is not None:
             with storage.opened(self.path) as file:
-                _check_data(self.path, _state(self.path, file.contents), self._source)
+                _check_data(self.path, state_of(self.path, file.contents), self._source)
 
     @classmethod
     def create(
@@ -213,12 +189,12 @@ class Ledger:
     @property
     def releases(self) -> tuple[Release, ...]:
         """All releases, in the order of their bookings."""
-        return _state(self.path, self._contents()).releases
+        return state_of(self.path, self._contents()).releases
 
     @property
-    def prices(self) -> list[PrivacyPlan]:
-        """Plans of the steps that are paid for."""
-        return _prices(self.releases)
+    def prices(self) -> list[Price]:
+        """Plans of the steps that are paid for, and of trials."""
+        return prices_of(self.releases)
 
     def spent(self) -> float:
         """Epsilon of all releases together, at the ledger's delta."""
@@ -292,60 +268,119 @@ class Ledger:
         """
         purpose = _text("purpose", purpose)
         _validate.one_of("mechanism", mechanism, (GRADIENTS, COUNTS))
+        for job in jobs:
+            self._check_plan(job.plan)
+            _validate.positive_int("runs", job.runs)
+        plans = [job.plan.with_steps(job.runs * job.plan.num_steps) for job in jobs]
+
+        def entry(number: int, **facts: Any) -> Booked:
+            job = jobs[number]
+            return Booked(
+                id=secrets.token_hex(8) if ids is None else ids[number],
+                purpose=purpose,
+                mechanism=job.mechanism or mechanism,
+                plan=dataclasses.asdict(job.plan),
+                runs=job.runs,
+                **facts,
+            )
+
+        def found(state: State) -> list[Booking] | None:
+            return None if ids is None else self._found(state, ids, jobs)
+
+        return self._book(plans, entry, data=data, delta=delta, seeded=seeded, known=found)
+
+    def book_selection(
+        self,
+        selection: Selection,
+        *,
+        purpose: str,
+        data: Any = None,
+        delta: float | None = None,
+        seeded: bool = False,
+    ) -> Booking:
+        """Pay for the best of a random number of trials; arguments as in `book`.
+
+        It has one step. How many trials there were is secret: whatever becomes of them, all are
+        paid for.
+        """
+        purpose = _text("purpose", purpose)
+        for plan in selection.trial:
+            self._check_plan(plan)
+
+        def entry(number: int, **facts: Any) -> BookedSelection:
+            return BookedSelection(
+                id=secrets.token_hex(8),
+                purpose=purpose,
+                trial=[dataclasses.asdict(plan) for plan in selection.trial],
+                mean=selection.repeats.mean,
+                shape=selection.repeats.shape,
+                **facts,
+            )
+
+        (booking,) = self._book([selection], entry, data=data, delta=delta, seeded=seeded)
+        return booking
+
+    def _book(
+        self,
+        prices: Sequence[Price],
+        entry: Callable[..., Booked | BookedSelection],
+        *,
+        data: Any,
+        delta: float | None,
+        seeded: bool,
+        known: Callable[[State], list[Booking] | None] = lambda state: None,
+    ) -> list[Booking]:
+        """Book all prices or none; `entry` makes the line of each."""
         if seeded and not self.allow_seeds:
             raise ValueError(
                 "seed: expected none with a ledger. Whoever knows a seed can take the noise away: "
                 "such a release has no price that could be booked. Leave out the seed, or the "
                 "ledger."
             )
-        for job in jobs:
-            self._check_plan(job.plan)
-            _validate.positive_int("runs", job.runs)
         delta = self.delta if delta is None else _validate.open_unit("delta", delta)
         digest = self._source
         if digest is None and data is not None:
             digest = digest_of(data)
-        plans = [job.plan.with_steps(job.runs * job.plan.num_steps) for job in jobs]
-        own = [plan.epsilon(delta) for plan in plans]
+        own = [price.epsilon(delta) for price in prices]
         with storage.opened(self.path, write=True) as file:
-            state = _state(self.path, file.contents)
-            if ids is not None:
-                found = {each.booked.id: each for each in state.releases if each.booked.id in ids}
-                if len(set(ids)) != len(jobs) or len(found) not in (0, len(jobs)):
-                    raise LedgerError(
-                        f"{self.path}: expected a new name for each of {len(jobs)} bookings, or "
-                        "those of bookings that were made together, got others."
-                    )
-                if found:
-                    return [self._same(found[id], job) for id, job in zip(ids, jobs, strict=True)]
+            state = state_of(self.path, file.contents)
+            if (before := known(state)) is not None:
+                return before
             new: list[Entry] = []
             if digest is not None and not _check_data(self.path, state, digest):
                 new.append(_bound(self.path, digest, "the data of the first booking"))
-            spent = _prices(state.releases)
-            total = self.budget.total([*spent, *plans])
+            spent = prices_of(state.releases)
+            total = self.budget.total([*spent, *prices])
             affordable = total <= self.epsilon
             if affordable:
+                last = len(prices) - 1
                 booked = [
-                    Booked(
-                        id=secrets.token_hex(8) if ids is None else ids[i],
-                        purpose=purpose,
-                        mechanism=job.mechanism or mechanism,
-                        plan=dataclasses.asdict(job.plan),
-                        runs=job.runs,
+                    entry(
+                        i,
                         epsilon=epsilon,
                         delta=delta,
-                        total=total
-                        if i == len(jobs) - 1
-                        else self.budget.total([*spent, *plans[: i + 1]]),
+                        total=total if i == last else self.budget.total([*spent, *prices[: i + 1]]),
                         seeded=seeded,
                         time=now(),
                     )
-                    for i, (job, epsilon) in enumerate(zip(jobs, own, strict=True))
+                    for i, epsilon in enumerate(own)
                 ]
                 file.append([*new, *booked])
         if not affordable:
-            raise BudgetExceededError(self._refusal(spent, plans, total, delta))
+            raise BudgetExceededError(self._refusal(spent, prices, total, delta))
         return [Booking(self, each.id, each.steps) for each in booked]
+
+    def _found(self, state: State, ids: Sequence[str], jobs: Sequence[Job]) -> list[Booking] | None:
+        """Bookings that were made under these ids before; None if there are none."""
+        found = {each.booked.id: each for each in state.releases if each.booked.id in ids}
+        if len(set(ids)) != len(jobs) or len(found) not in (0, len(jobs)):
+            raise LedgerError(
+                f"{self.path}: expected a new name for each of {len(jobs)} bookings, or "
+                "those of bookings that were made together, got others."
+            )
+        if not found:
+            return None
+        return [self._same(found[id], job) for id, job in zip(ids, jobs, strict=True)]
 
     def _same(self, release: Release, job: Job) -> Booking:
         """A booking that was made before, for the very same release."""
@@ -356,7 +391,10 @@ class Ledger:
                 f"{booked.steps:,} steps, and the others are no longer paid for. The run cannot go "
                 "on; remove its checkpoint, and begin a new one."
             )
-        if (booked.plan, booked.runs) != (dataclasses.asdict(job.plan), job.runs):
+        same = isinstance(booked, Booked) and (
+            (booked.plan, booked.runs) == (dataclasses.asdict(job.plan), job.runs)
+        )
+        if not same:
             raise LedgerError(
                 f"{self.path}: the booking {booked.id} is that of a release with another plan. Use "
                 "another checkpoint for this one."
@@ -397,12 +435,12 @@ class Ledger:
 
     def _bind(self, digest: bytes, note: str) -> None:
         with storage.opened(self.path, write=True) as file:
-            _state(self.path, file.contents)
+            state_of(self.path, file.contents)
             file.append([_bound(self.path, digest, note)])
 
     def _settle(self, id: str, steps: int) -> None:
         with storage.opened(self.path, write=True) as file:
-            state = _state(self.path, file.contents)
+            state = state_of(self.path, file.contents)
             (release,) = [each for each in state.releases if each.booked.id == id]
             if release.settled is not None:
                 if release.settled.steps == steps:
@@ -413,7 +451,7 @@ class Ledger:
                     "more steps anew."
                 )
             price = release.booked.price(steps)
-            others = _prices([each for each in state.releases if each.booked.id != id])
+            others = prices_of([each for each in state.releases if each.booked.id != id])
             settled = Settled(
                 id=id,
                 steps=steps,
@@ -443,25 +481,53 @@ class Ledger:
             )
 
     def _refusal(
-        self, spent: list[PrivacyPlan], plans: list[PrivacyPlan], total: float, delta: float
+        self, spent: Sequence[Price], prices: Sequence[Price], total: float, delta: float
     ) -> str:
         budget = self.budget
         before = cost.spelled(budget.total(spent), self.delta)
         left = cost.epsilon_left(budget, spent)
-        some = "this release" if len(plans) == 1 else f"these {len(plans)} releases"
+        some = "this release" if len(prices) == 1 else f"these {len(prices)} releases"
         text = (
             f"{self.path}: {some} would bring the total of {self.name!r} to "
             f"{cost.spelled(total, self.delta)}; its budget is "
             f"{cost.spelled(self.epsilon, self.delta)}, of which {before} are spent. One release "
             f"of epsilon = {int(left * 1e4) / 1e4:.4g} at delta = {self.delta:g} is left. "
         )
-        if len(plans) == 1:
-            text += cost.offers(budget, spent, plans[0], delta)
+        if len(prices) == 1 and isinstance(prices[0], PrivacyPlan):
+            text += cost.offers(budget, spent, prices[0], delta)
         return text + " Nothing was released."
 
     def _contents(self) -> Contents:
         with storage.opened(self.path) as file:
             return file.contents
+
+    def plot(self) -> Any:
+        """Draw what was spent on what, and how it adds up; see `dpvim.ledger.picture.draw`."""
+        return require("dpvim.ledger.picture", extra="plots").draw(self)
+
+    def _repr_html_(self) -> str:
+        releases = self.releases
+        prices = prices_of(releases)
+        spent, left = self.budget.total(prices), cost.epsilon_left(self.budget, prices)
+        of_budget = cost.spelled(self.epsilon, self.delta)
+        rows = [
+            (
+                each.booked.time[:10],
+                each.booked.purpose,
+                each.booked.mechanism,
+                f"{each.epsilon:.4g}",
+                each.state + (" (seeded)" if each.booked.seeded else ""),
+            )
+            for each in releases
+        ]
+        text = f"epsilon {spent:.4g} spent of {of_budget} for each {self.unit}"
+        return _html.card(
+            f"Ledger of {self.name}",
+            _html.paragraph(text),
+            _html.meter(spent / self.epsilon, text),
+            _html.paragraph(f"One release of epsilon {int(left * 1e4) / 1e4:.4g} is left."),
+            _html.table(["day", "purpose", "mechanism", "epsilon", "state"], rows),
+        )
 
     def __repr__(self) -> str:
         return f"<Ledger {str(self.path)!r} of {self.name!r}: {self.epsilon:g} at {self.delta:g}>"
@@ -513,68 +579,7 @@ class Booking:
         return f"<Booking {self.id}: {self.steps:,} steps in {str(self.ledger.path)!r}>"
 
 
-class _State(NamedTuple):
-    """A ledger's entries, understood."""
-
-    declared: Declared
-    bound: list[Bound]
-    releases: tuple[Release, ...]
-
-
-def problems_of(contents: Contents) -> list[Problem]:
-    """All that is wrong with a file: lines that were changed, and entries that make no sense."""
-    problems = list(contents.problems)
-    return problems or _understand(contents)[1]
-
-
-def _state(path: Path, contents: Contents) -> _State:
-    """The entries of a file in which nothing is wrong."""
-    problems = list(contents.problems)
-    state = None
-    if not problems:
-        state, problems = _understand(contents)
-    if problems or state is None:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise LedgerError(
-            f"{path}: the ledger is damaged: {problems[0]}{more}. Nothing is booked in it before "
-            "it is as it was: restore it from a copy. `dpvim ledger check` has all that is wrong."
-        )
-    return state
-
-
-def _understand(contents: Contents) -> tuple[_State | None, list[Problem]]:
-    entries = contents.entries
-    if not entries or not isinstance(entries[0][1], Declared):
-        text = "expected a budget that is declared; the file was cut short or is no ledger"
-        return None, [Problem(1, text)]
-    bound: list[Bound] = []
-    booked: dict[str, tuple[int, Booked]] = {}
-    settled: dict[str, Settled] = {}
-    problems = []
-    for line, entry in entries[1:]:
-        if isinstance(entry, Declared):
-            problems.append(Problem(line, "declares a second budget"))
-        elif isinstance(entry, Bound):
-            bound.append(entry)
-        elif isinstance(entry, Booked):
-            if entry.id in booked:
-                problems.append(Problem(line, f"books {entry.id} a second time"))
-            booked[entry.id] = (line, entry)
-        elif isinstance(entry, Settled):
-            known = booked.get(entry.id)
-            if known is None or entry.id in settled or not 0 <= entry.steps <= known[1].steps:
-                text = f"settles {entry.id}, which is not booked, is settled, or has fewer steps"
-                problems.append(Problem(line, text))
-            settled[entry.id] = entry
-    releases = tuple(Release(line, entry, settled.get(entry.id)) for line, entry in booked.values())
-    return _State(entries[0][1], bound, releases), problems
-
-
-def _prices(releases: Sequence[Release]) -> list[PrivacyPlan]:
-    return [release.price for release in releases if release.price is not None]
-
-
-def _check_data(path: Path, state: _State, digest: bytes) -> bool:
+def _check_data(path: Path, state: State, digest: bytes) -> bool:
     """True if data are bound to the ledger, False if none are yet.
 
     Raises:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from dpvim.privacy import accounting
 from dpvim.privacy.plan import PrivacyPlan
+from dpvim.privacy.selection import Selection
 from dpvim.privacy.statement import round_up
 from dpvim.types import Relation
 
@@ -16,6 +17,9 @@ from dpvim.types import Relation
 _PRECISION = 0.01
 # Noise beyond so many times what the whole budget asks for by itself is as good as no release.
 _MOST_NOISE = 2.0**14
+
+Price: TypeAlias = PrivacyPlan | Selection
+"""All that can be paid for: it has an event for the accountant."""
 
 
 class Budget(NamedTuple):
@@ -25,16 +29,16 @@ class Budget(NamedTuple):
     delta: float
     relation: Relation
 
-    def total(self, plans: Sequence[PrivacyPlan]) -> float:
+    def total(self, plans: Sequence[Price]) -> float:
         """Epsilon of all plans together at the budget's delta; infinite if there is none."""
         return total_epsilon(plans, delta=self.delta, relation=self.relation)
 
-    def pays(self, plans: Sequence[PrivacyPlan]) -> bool:
+    def pays(self, plans: Sequence[Price]) -> bool:
         """True if all plans together are within the budget."""
         return self.total(plans) <= self.epsilon
 
 
-def total_epsilon(plans: Sequence[PrivacyPlan], *, delta: float, relation: Relation) -> float:
+def total_epsilon(plans: Sequence[Price], *, delta: float, relation: Relation) -> float:
     """Epsilon of all plans together at `delta`: an upper bound by the accountant, not a sum."""
     if not plans:
         return 0.0
@@ -57,7 +61,7 @@ def one_release(budget: Budget, noise: float) -> PrivacyPlan:
     )
 
 
-def epsilon_left(budget: Budget, spent: Sequence[PrivacyPlan], releases: int = 1) -> float:
+def epsilon_left(budget: Budget, spent: Sequence[Price], releases: int = 1) -> float:
     """Epsilon that each of so many equal releases on all records may have, at the budget's delta.
 
     0 if nothing is left. Epsilons do not add up: the rest of a budget is what it would buy.
@@ -70,7 +74,7 @@ def epsilon_left(budget: Budget, spent: Sequence[PrivacyPlan], releases: int = 1
     return 0.0 if noise is None else budget.total([one_release(budget, noise)])
 
 
-def releases_left(budget: Budget, spent: Sequence[PrivacyPlan], plan: PrivacyPlan) -> int:
+def releases_left(budget: Budget, spent: Sequence[Price], plan: PrivacyPlan) -> int:
     """Number of times that a plan may still be carried out."""
 
     def pays(count: int) -> bool:
@@ -80,13 +84,13 @@ def releases_left(budget: Budget, spent: Sequence[PrivacyPlan], plan: PrivacyPla
 
 
 def steps_left(
-    budget: Budget, spent: Sequence[PrivacyPlan], plan: PrivacyPlan, most: int | None = None
+    budget: Budget, spent: Sequence[Price], plan: PrivacyPlan, most: int | None = None
 ) -> int:
     """Number of steps of a plan, at its noise, that the budget would still pay for."""
     return _most(lambda steps: budget.pays([*spent, plan.with_steps(steps)]), most)
 
 
-def noise_left(budget: Budget, spent: Sequence[PrivacyPlan], plan: PrivacyPlan) -> float | None:
+def noise_left(budget: Budget, spent: Sequence[Price], plan: PrivacyPlan) -> float | None:
     """The least noise multiplier with which the budget pays for the plan; None if none does."""
 
     def pays(noise: float) -> bool:
@@ -95,7 +99,7 @@ def noise_left(budget: Budget, spent: Sequence[PrivacyPlan], plan: PrivacyPlan) 
     return _least_noise(pays, plan.noise_stddev / plan.clip_norm)
 
 
-def offers(budget: Budget, spent: Sequence[PrivacyPlan], plan: PrivacyPlan, delta: float) -> str:
+def offers(budget: Budget, spent: Sequence[Price], plan: PrivacyPlan, delta: float) -> str:
     """A sentence on what could be had instead of a plan that costs too much."""
     found = []
     steps = steps_left(budget, spent, plan, plan.num_steps)

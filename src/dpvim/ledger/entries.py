@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from dpvim import _validate
+from dpvim.privacy.accounting.selection import Repeats
 from dpvim.privacy.plan import PrivacyPlan
+from dpvim.privacy.selection import Selection
 from dpvim.types import Relation, Unit
 
 FORMAT, VERSION = "dpvim ledger", 1
@@ -83,6 +85,38 @@ class Booked:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class BookedSelection:
+    """The best of a random number of trials, paid for before the first.
+
+    Attributes:
+        trial: The fields of the `PrivacyPlan` of each release of a trial.
+        mean, shape: Of the number of trials (`Repeats`).
+        id, purpose, epsilon, delta, total, seeded, time: As in `Booked`.
+    """
+
+    id: str
+    purpose: str
+    trial: list[Any]
+    mean: float
+    shape: float
+    epsilon: float
+    delta: float
+    total: float
+    seeded: bool
+    time: str
+
+    mechanism: ClassVar[str] = "selection"
+    steps: ClassVar[int] = 1
+
+    def price(self, steps: int | None = None) -> Selection | None:
+        """All trials; None for no step."""
+        if steps == 0:
+            return None
+        trial = tuple(PrivacyPlan(**plan) for plan in self.trial)
+        return Selection(trial, Repeats(self.mean, self.shape))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settled:
     """The end of a booked release: the steps that were begun, and the costs after it."""
 
@@ -101,11 +135,12 @@ class Repaired:
     time: str
 
 
-Entry: TypeAlias = Declared | Bound | Booked | Settled | Repaired
+Entry: TypeAlias = Declared | Bound | Booked | BookedSelection | Settled | Repaired
 KINDS: dict[str, type[Entry]] = {
     "declared": Declared,
     "bound": Bound,
     "booked": Booked,
+    "booked selection": BookedSelection,
     "settled": Settled,
     "repaired": Repaired,
 }
@@ -116,6 +151,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "float": (int, float),
     "bool": bool,
     "dict[str, Any]": dict,
+    "list[Any]": list,
 }
 
 
@@ -151,6 +187,11 @@ def from_fields(fields: dict[str, Any]) -> Entry:
         # What is counted must be a price: a plan with steps and noise, carried out at least once.
         PrivacyPlan(**entry.plan).noise_stddev  # noqa: B018
         _validate.positive_int("runs", entry.runs)
+    if isinstance(entry, BookedSelection):
+        if not all(isinstance(plan, dict) for plan in entry.trial):
+            raise ValueError("trial: expected plans")
+        entry.price()
+    if isinstance(entry, Booked | BookedSelection):
         _validate.open_unit("delta", entry.delta)
     return entry
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from dpvim.fingerprint import HasDigest, data_digest, file_digest, keyed_fingerprint
 from dpvim.ledger.entries import LedgerError
+from dpvim.mapped import MappedArray
 from dpvim.types import PrivacyWarning
 
 _KEY_BYTES = 32
@@ -41,8 +42,10 @@ def digest_of(data: Any) -> bytes:
     return data_digest(leaves)
 
 
-def _plain(leaf: Any) -> np.ndarray:
+def _plain(leaf: Any) -> np.ndarray | MappedArray:
     """Numbers as fits hold them, so that the same ones in another precision are the same."""
+    if isinstance(leaf, MappedArray):
+        return leaf
     array = np.asarray(leaf)
     kinds = {"f": np.float32, "i": np.int32, "u": np.int32, "b": np.bool_}
     if array.dtype.kind not in kinds:

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from dpvim.ledger.book import Ledger, Release
+from dpvim.ledger.book import Ledger
 from dpvim.ledger.cost import Budget
+from dpvim.ledger.state import Release
 
 # Of Okabe and Ito: told apart by everybody, and by their lightness in print.
 _OWN, _TOTAL, _BUDGET, _OPEN = "#56B4E9", "#0072B2", "#D55E00", "#E69F00"

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from dpvim import _validate
+from dpvim import _html, _validate
 from dpvim._compile import single_precision
 from dpvim._extras import require
 from dpvim.bridge.handler_stack import numpyro_lock
@@ -49,6 +49,19 @@ class Posterior:
         reason: Reason for this method.
         remarks: Reasons to doubt it that its distribution does not know of.
         methods: The source by coordinate of the latent, if blocks differ.
+
+    >>> import dpvim, numpyro, numpyro.distributions as dist
+    >>> def model(x):
+    ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+    ...     with numpyro.plate("records", x.shape[0]):
+    ...         numpyro.sample("x", dist.Normal(mean, 1), obs=x)
+    >>> fit = dpvim.fit(model, np.full(2000, 2.0), epsilon=1.0, delta=1e-5)
+    >>> draws = fit.posterior.sample(100)["mean"]
+    >>> low, high = fit.posterior.interval(0.9)["mean"]
+    >>> draws.shape, bool(low < high)
+    ((100,), True)
+    >>> fit.posterior.summary().columns.tolist()[:4]
+    ['mean', 'sd', '5%', '95%']
     """
 
     latent_dist: (
@@ -232,6 +245,29 @@ class Posterior:
             doubt += f", {self.clipped:.1%} of the records clipped"
         source = f"from the {self.method} ({self.reason})"
         return f"<Posterior of {names} {source}: d={self.loc.size}{doubt}>"
+
+    def _repr_html_(self) -> str:
+        summary = self.summary()
+        low, high = summary.columns[2:4]
+        rows = [
+            (
+                name,
+                *(f"{row[key]:.4g}" for key in ("mean", "sd", low, high)),
+                f"{row['dp_share']:.0%}",
+                "" if row["converged"] else "not converged",
+            )
+            for name, row in summary.iterrows()
+        ]
+        is_private = bool(self.privacy.get("private"))
+        parts = [_html.paragraph(f"from the {self.method}: {self.reason}")]
+        if not is_private:
+            parts.append(_html.paragraph("NOT PRIVATE: do not publish it.", is_bad=True))
+        if self.clipped is not None:
+            parts.append(_html.paragraph(f"{self.clipped:.1%} of the records clipped"))
+        parts += [_html.paragraph(text, is_bad=True) for text in self.doubts]
+        parts.append(_html.table(["", "mean", "sd", low, high, "DP noise", ""], rows))
+        title = f"Posterior of {self.loc.size} parameters"
+        return _html.card(title, *parts, is_bad=bool(self.doubts) or not is_private)
 
     # -- private -------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from dpvim.privacy.clipping import ClippedSum
@@ -58,6 +59,41 @@ def with_public_shape(records: Record, plan: Plan) -> Record:
     return jax.tree.map(
         lambda leaf: jnp.pad(leaf, [(0, more)] + [(0, 0)] * (leaf.ndim - 1)), records
     )
+
+
+class BatchReader:
+    """Reads the rows of batches from arrays on the disk, as records of their own.
+
+    The records that are read have a place for every row that the batches could hold, in the order
+    of the batches: a public number. A row's place in the file does not reach the program.
+
+    Attributes:
+        numbers_a_row: How many numbers a record has.
+    """
+
+    def __init__(self, records: Record, arrange: Callable[[Record], Record]) -> None:
+        self._records, self._arrange = records, arrange
+        leaves = jax.tree.leaves(records)
+        self.numbers_a_row = sum(math.prod(leaf.shape[1:]) for leaf in leaves)
+
+    def places(self, rows: Int[np.ndarray, "steps batch"]) -> Int[np.ndarray, "steps batch"]:
+        """Numbers of the rows among those that are read."""
+        return np.where(
+            rows == EMPTY, EMPTY, np.arange(rows.size, dtype=np.int32).reshape(rows.shape)
+        )
+
+    def read(self, rows: Int[np.ndarray, "steps batch"], num_steps: int) -> Record:
+        """The records of the first `num_steps` batches; zeros where nobody is."""
+        is_taken = rows.reshape(-1) != EMPTY
+        is_taken[num_steps * rows.shape[1] :] = False
+        taken = rows.reshape(-1)[is_taken]
+
+        def read_leaf(leaf: Any) -> np.ndarray:
+            found = np.zeros((rows.size, *leaf.shape[1:]), leaf.dtype)
+            found[is_taken] = leaf[taken]
+            return found
+
+        return self._arrange(jax.tree.map(read_leaf, self._records))
 
 
 def microbatch_size(plan: Plan, dim: int) -> int:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+from dpvim import _html
 from dpvim.privacy.accounting import ACCOUNTANT
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.types import Relation, Unit
@@ -44,7 +45,17 @@ GRADIENTS, COUNTS = "gradients", "counts"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyStatement:
-    """The guarantee of a private fit. Every field is public."""
+    """The guarantee of a private fit. Every field is public.
+
+    >>> plan = PrivacyPlan(
+    ...     num_examples=5000, sampling_prob=1.0, num_steps=1, clip_norm=1.0, noise_multiplier=4.0
+    ... )
+    >>> statement = PrivacyStatement.of(
+    ...     plan, delta=1e-5, steps_done=1, released="a sum", for_testing=False
+    ... )
+    >>> print(str(statement).splitlines()[1])
+      guarantee  (0.9179, 1e-05)-differential privacy
+    """
 
     plan: PrivacyPlan
     delta: float
@@ -204,6 +215,23 @@ class PrivacyStatement:
         title = "Privacy statement" + (" -- FOR TESTING ONLY, NOT PRIVATE" * self.for_testing)
         return "\n".join([title] + [f"  {label:<11}{text}" for label, text in rows])
 
+    def _repr_html_(self) -> str:
+        plan = self.plan
+        guarantee = f"({round_up(self.epsilon)}, {self.delta:g})-differential privacy"
+        rows = {
+            "protects": self.protects,
+            "neighbours": _RELATION_IN_WORDS[plan.relation].format(unit=self.unit.value),
+            "released": self.released,
+            "noise": f"multiplier {plan.noise_multiplier:.4g}, clip norm {plan.clip_norm:g}",
+            "steps": f"{self.steps_done:,} of {plan.num_steps:,}",
+        }
+        return _html.card(
+            "FOR TESTING ONLY, NOT PRIVATE" if self.for_testing else guarantee,
+            _html.facts(rows),
+            _html.details("It assumes", self.assumptions),
+            is_bad=self.for_testing,
+        )
+
 
 def round_up(epsilon: float, digits: int = 4) -> str:
     """Epsilon rounded up to so many significant digits."""
@@ -234,3 +262,7 @@ class NoPrivacy:
             "NOT PRIVATE\n  This fit used the data without clipping or noise. "
             "It carries no privacy guarantee: do not publish it."
         )
+
+    def _repr_html_(self) -> str:
+        title, _, text = str(self).partition("\n")
+        return _html.card(title, _html.paragraph(text.strip(), is_bad=True), is_bad=True)

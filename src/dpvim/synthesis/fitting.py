@@ -112,6 +112,16 @@ def synthesize(
     Returns:
         A `Twin`: ``twin.sample()``, ``twin.datasets(100)``, ``twin.closest()``,
         ``twin.save("twin")``.
+
+    >>> levels = {"kind": "binary", "levels": ["no", "yes"], "reviewed": True}
+    >>> columns = [{"name": name, **levels} for name in ("smoker", "cough")]
+    >>> schema = Schema.from_dict({"dpvim_schema": 1, "columns": columns})
+    >>> frame = pd.DataFrame({"smoker": ["no", "yes"] * 500, "cough": ["no"] * 999 + ["yes"]})
+    >>> twin = synthesize(frame, schema, epsilon=1.0)
+    >>> twin.closest(3).columns.tolist()
+    ['smoker', 'cough']
+    >>> [len(table) for table in twin.datasets(2, 10)]
+    [10, 10]
     """
     maker = make_synthesizer(
         schema,

@@ -61,7 +61,7 @@ def read_table(
     delimiter: str | None = None,
     encoding: str | None = None,
 ) -> pd.DataFrame:
-    """Read a table from a CSV, TSV (both may be gzipped) or Parquet file.
+    r"""Read a table from a CSV, TSV (both may be gzipped) or Parquet file.
 
     Values of CSV files stay texts: what they mean is for the schema to say. Names lose the blanks
     around them; columns without a name are left out.
@@ -71,6 +71,13 @@ def read_table(
         columns: Names of the columns to read; all of them if None.
         delimiter: What separates fields; a comma for .csv, a tab for .tsv if None.
         encoding: Of the text; UTF-8 if None.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "codes.csv"
+    ...     _ = path.write_text("code,age\n01,30\n")
+    ...     read_table(path)["code"].tolist()
+    ['01']
     """
     source = as_path("path", path)
     suffix = table_suffix(source)

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 import dpvim.result
-from dpvim import _validate
+from dpvim import _html, _validate
 from dpvim._extras import require
 from dpvim._progress import ProgressBar, show_progress
 from dpvim.files import as_path, new_folder, read_json, write_json
@@ -61,6 +61,8 @@ class Twin:
         fit: The fit, with its privacy statement: to noisy counts, or of a model by DPVI.
         model: Of DPVI, what draws rows when it is called with ``num_rows``; else None.
         num_rows: Public number of rows of the original.
+
+    `dpvim.synthesize` has an example.
     """
 
     schema: Schema
@@ -311,6 +313,20 @@ class Twin:
         tables = self.datasets(_REPORT_TABLES) if datasets is None else datasets
         page = require("dpvim.synthesis.report.page", extra="report")
         page.write_report(self, tables, path, **options)
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "engine": MARGINALS if isinstance(self.fit, MarginalFit) else DPVI,
+            "rows": f"{self.num_rows:,}",
+            "columns": ", ".join(self.schema.names),
+        }
+        return _html.card(
+            "Synthetic twin",
+            _html.facts(rows),
+            self.privacy._repr_html_(),
+            _html.paragraph("twin.sample(), twin.datasets(100), twin.report('report.html')"),
+            is_bad=not self.privacy.private,
+        )
 
     # -- files --------------------------------------------------------------------------------
 

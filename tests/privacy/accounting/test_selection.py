@@ -7,10 +7,12 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
+import scipy
 from accountant_settings import USUAL, with_cap
 
 from dpvim.privacy import accounting
-from dpvim.privacy.accounting.selection import Repeats, epsilon_of_selection
+from dpvim.privacy.accounting.pld import BinnedPLD
+from dpvim.privacy.accounting.selection import Repeats, epsilon_of_selection, selection_event
 from dpvim.types import Relation
 
 
@@ -93,11 +95,87 @@ def test_caps_of_batches_are_charged_for_every_trial():
 
 
 def test_the_event_is_dp_accountings_own():
-    from dpvim.privacy.accounting.selection import selection_event
-
-    found = selection_event([GAUSSIAN], Repeats(5.0, 1.0))
+    found = selection_event([GAUSSIAN], Repeats(5.0, 1.0)).event
     assert isinstance(found, dp_accounting.dp_event.RepeatAndSelectDpEvent)
     assert (found.mean, found.shape) == (5.0, 1.0)
+
+
+TRIALS = {"counts": [GAUSSIAN], "a fit and counts": [event(6.0), GAUSSIAN]}
+
+
+@pytest.mark.parametrize("relation", [Relation.ZERO_OUT, Relation.ADD_OR_REMOVE])
+@pytest.mark.parametrize("name", TRIALS)
+def test_by_itself_it_composes_to_its_own_price(name, relation):
+    """The privacy loss that is made of its curve gives the curve back, and no less."""
+    facts = {"delta": 1e-6, "relation": relation}
+    own = epsilon_of_selection(TRIALS[name], Repeats(10.0), **facts)
+    found = accounting.epsilon_of(selection_event(TRIALS[name], Repeats(10.0)), **facts)
+    assert own * (1 - 1e-6) <= found <= 1.005 * own
+
+
+def test_with_other_runs_it_costs_less_than_the_sum_and_more_than_each():
+    facts = {"delta": 1e-6, "relation": Relation.ZERO_OUT}
+    best, run = selection_event([GAUSSIAN], Repeats(10.0)), event(6.0)
+    together = accounting.epsilon_of([best, run], **facts)
+    alone = [accounting.epsilon_of(each, **facts) for each in (best, run)]
+    assert 1.1 * max(alone) < together < sum(alone)
+    twice = accounting.epsilon_of([best, best], **facts)
+    assert alone[0] < twice < 2 * alone[0]
+    # Two selections are at least as dear as two single trials.
+    assert twice > accounting.epsilon_of([GAUSSIAN, GAUSSIAN], **facts)
+
+
+def test_caps_are_part_of_the_curve():
+    facts = with_cap({"sampling_prob": 0.02, "num_steps": 300}, 10_000) | {"max_batch_size": 275}
+    cut, whole = event(20.0, **facts), event(20.0, sampling_prob=0.02, num_steps=300)
+    lost = 300 * accounting.truncation_prob(
+        sampling_prob=0.02, num_examples=10_000, max_batch_size=275
+    )
+    more = {"delta": 50 * lost, "relation": Relation.ZERO_OUT}
+    dear, cheap = (
+        accounting.epsilon_of(selection_event([each], Repeats(10.0)), **more)
+        for each in (cut, whole)
+    )
+    assert dear > 1.01 * cheap
+
+
+class TestLossesUnderCurves:
+    """Losses that dominate all whose delta lies under a curve."""
+
+    epsilon = np.linspace(0, 6, 300)
+
+    def delta_of(self, loss, epsilon):
+        return loss.infinity_mass + float(
+            np.sum(loss.mass * np.maximum(0, -np.expm1(epsilon - loss.loss)))
+        )
+
+    @pytest.mark.parametrize("mu", [0.3, 1.0])
+    def test_of_a_gaussian_it_is_the_gaussian(self, mu):
+        """In both directions, and between the points a little more."""
+
+        def exact(epsilon):
+            above, below = scipy.stats.norm.cdf([mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu])
+            return above - math.exp(epsilon) * below
+
+        loss = BinnedPLD.under_curve(self.epsilon, np.array([exact(e) for e in self.epsilon]))
+        assert loss.mass.sum() + loss.infinity_mass == pytest.approx(1, abs=1e-12)
+        for epsilon in (-2.0, -0.31, 0.0, 0.1, 0.77, 1.5, 3.0):
+            found = self.delta_of(loss, epsilon)
+            assert exact(epsilon) * (1 - 1e-9) - 1e-15 <= found
+            assert found <= 1.01 * exact(epsilon) + 1e-9
+
+    def test_of_pure_privacy_it_is_randomised_response(self):
+        delta = np.maximum(0, (math.exp(1.0) - np.exp(self.epsilon)) / (1 + math.exp(1.0)))
+        loss = BinnedPLD.under_curve(self.epsilon, delta)
+        assert loss.infinity_mass == 0
+        assert np.abs(loss.loss[loss.mass > 1e-9]) == pytest.approx(1.0, abs=0.03)
+
+    def test_a_curve_that_is_not_convex_is_taken_at_its_hull(self):
+        bumpy = 0.1 * np.exp(-self.epsilon) * (1 + 0.2 * np.sin(40 * self.epsilon))
+        loss = BinnedPLD.under_curve(self.epsilon, bumpy)
+        assert np.all(loss.mass >= 0)
+        found = np.array([self.delta_of(loss, each) for each in self.epsilon])
+        assert np.all(found <= bumpy + 1e-12)
 
 
 @pytest.mark.parametrize("bad", [{"mean": 1.0}, {"mean": math.nan}, {"mean": 5.0, "shape": -1.0}])

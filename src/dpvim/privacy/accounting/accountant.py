@@ -25,6 +25,7 @@ from dpvim.privacy.accounting.pld import (
     renyi_epsilon,
     saddlepoint_tilt,
 )
+from dpvim.privacy.accounting.selection import SelectionCurve
 from dpvim.types import Relation
 
 if TYPE_CHECKING:
@@ -83,18 +84,25 @@ def epsilon_upper_bound(
     delta = delta_without_truncation(events, delta)
     kinds = kinds_of_steps(events)
     num_steps = sum(kinds.values())
+    tail_mass = TAIL_MASS * delta / num_steps
     # A record comes or goes in all events at once: directions are not mixed.
-    directions = zip(*(dominating_pairs(step, relation) for step in kinds), strict=True)
+    directions = zip(*(_losses(step, relation, tail_mass) for step in kinds), strict=True)
     epsilon = 0.0
-    for pairs in list(directions)[: 1 if one_direction else None]:
-        steps = Composition(
-            tuple(
-                (bin_privacy_loss(pair, TAIL_MASS * delta / num_steps), count)
-                for pair, count in zip(pairs, kinds.values(), strict=True)
-            )
-        )
+    for losses in list(directions)[: 1 if one_direction else None]:
+        steps = Composition(tuple(zip(losses, kinds.values(), strict=True)))
         epsilon = _epsilon_of_composition(steps, delta, tolerance, floor=epsilon)
     return epsilon
+
+
+def _losses(step: dp_accounting.DpEvent, relation: Relation, tail_mass: float) -> list[BinnedPLD]:
+    """The privacy loss of a step in each direction."""
+    from dp_accounting.dp_event import RepeatAndSelectDpEvent
+
+    if isinstance(step, RepeatAndSelectDpEvent):
+        # One bound serves both directions.
+        loss = SelectionCurve(step, relation).loss(tail_mass)
+        return [loss] * (1 if relation is Relation.REPLACE_ONE else 2)
+    return [bin_privacy_loss(pair, tail_mass) for pair in dominating_pairs(step, relation)]
 
 
 def _epsilon_of_composition(

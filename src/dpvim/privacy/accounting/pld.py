@@ -80,6 +80,31 @@ class BinnedPLD:
     mass: np.ndarray
     infinity_mass: float
 
+    @classmethod
+    def under_curve(cls, epsilon: np.ndarray, delta: np.ndarray) -> BinnedPLD:
+        """A loss that dominates all whose delta is at most `delta` at each `epsilon` and minus it.
+
+        Both directions must be under the curve. With x = exp(epsilon), delta is convex in x and
+        falls, so it lies under the lower hull of the points, and the hull is the delta of a loss:
+        its slope rises at a corner by the mass there under Q. Delta at -epsilon is that of the
+        other direction: 1 - x + x delta(1 / x).
+
+        Args:
+            epsilon: Growing, from 0 on.
+            delta: Upper bounds.
+        """
+        delta = np.minimum.accumulate(np.minimum(delta, 1.0))
+        x = np.exp(np.concatenate([[-np.inf], -epsilon[:0:-1], epsilon]))
+        # Up to x = 1 what is there beyond 1 - x, which would drown in rounding errors else.
+        more = np.concatenate([[0.0], x[1 : len(epsilon)] * delta[:0:-1], delta])
+        y = np.where(x <= 1, 1 - x + more, more)
+        corners = _lower_hull(x, y)
+        x, y, more = x[corners], y[corners], more[corners]
+        slopes = np.where(x[1:] <= 1, np.diff(more) / np.diff(x) - 1, np.diff(y) / np.diff(x))
+        mass = x[1:] * np.maximum(np.diff(slopes, append=0.0), 0.0)
+        loss = np.log(x[1:])
+        return cls(loss, loss, loss, mass, float(y[-1]))
+
 
 def bin_privacy_loss(pair: DominatingPair, tail_mass: float) -> BinnedPLD:
     """Bins of the privacy loss, without tails of about `tail_mass`, which count as infinite loss.
@@ -101,6 +126,19 @@ def bin_privacy_loss(pair: DominatingPair, tail_mass: float) -> BinnedPLD:
     tails = scipy.special.ndtr([x[0], -x[-1], x[0] - shift, shift - x[-1]])
     infinity_mass = float(tails @ [1 - p, 1 - p, p, p])
     return BinnedPLD(loss[:-1], loss[1:], mean, mass_p, infinity_mass)
+
+
+def _lower_hull(x: np.ndarray, y: np.ndarray) -> list[int]:
+    """Corners of the largest convex function that lies under points with growing `x`."""
+    kept: list[int] = []
+    for i in range(len(x)):
+        while len(kept) > 1:
+            a, b = kept[-2], kept[-1]
+            if (y[b] - y[a]) * (x[i] - x[b]) < (y[i] - y[b]) * (x[b] - x[a]):
+                break
+            kept.pop()
+        kept.append(i)
+    return kept
 
 
 def _normal_mass(x: np.ndarray) -> np.ndarray:

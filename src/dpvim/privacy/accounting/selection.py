@@ -23,11 +23,15 @@ import numpy as np
 import scipy
 
 from dpvim.privacy.accounting.events import kinds_of_steps, lost_to_truncation
+from dpvim.privacy.accounting.pld import BinnedPLD
 from dpvim.types import Relation
 
 if TYPE_CHECKING:
     import dp_accounting
+    from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
+# Points of the curve from which its privacy loss is made.
+_POINTS = 1024
 # Orders of Renyi divergences: low ones for large epsilon, high ones for small.
 _ORDERS = (
     *np.arange(1.1, 11, 0.1).round(1).tolist(),
@@ -117,17 +121,71 @@ def _generating_function(gamma: float, shape: float, x: float) -> float:
 
 def selection_event(
     trial: Sequence[dp_accounting.SelfComposedDpEvent], repeats: Repeats
-) -> dp_accounting.DpEvent:
-    """The selection as an event of dp-accounting, without the caps of batches."""
+) -> dp_accounting.SelfComposedDpEvent:
+    """The selection as an event of dp-accounting, with the caps of its batches.
+
+    Args:
+        trial: All that one trial does to the data, the release of its score included.
+        repeats: The number of trials, which must not depend on data.
+    """
     import dp_accounting
     from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-    steps = [
-        dp_accounting.SelfComposedDpEvent(step, count)
-        for step, count in kinds_of_steps(trial).items()
-    ]
-    one = dp_accounting.ComposedDpEvent(steps)
-    return RepeatAndSelectDpEvent(one, repeats.mean, repeats.shape)
+    one = dp_accounting.ComposedDpEvent(tuple(trial))
+    best = RepeatAndSelectDpEvent(one, repeats.mean, repeats.shape)
+    return dp_accounting.SelfComposedDpEvent(best, 1)
+
+
+class SelectionCurve:
+    """Upper bounds on epsilon and delta of a selection; in both directions they are the same.
+
+    Trials that cut a batch with the record in it are left out of the distributions on both of two
+    neighbours; there are `mean` trials on average, whatever the data. What is left out of the
+    second counts e^epsilon times.
+
+    Raises:
+        ValueError: Under `replace_one`, for batches that are sampled: there is no Renyi bound.
+    """
+
+    def __init__(self, event: RepeatAndSelectDpEvent, relation: Relation) -> None:
+        import dp_accounting
+        from dp_accounting.dp_event import RepeatAndSelectDpEvent
+        from dp_accounting.rdp import RdpAccountant
+
+        trial = event.event.events
+        steps = [
+            dp_accounting.SelfComposedDpEvent(step, count)
+            for step, count in kinds_of_steps(_with_sensitivity(trial, relation)).items()
+        ]
+        uncut = dp_accounting.ComposedDpEvent(steps)
+        self._renyi = RdpAccountant(_ORDERS, dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
+        self._renyi.compose(RepeatAndSelectDpEvent(uncut, event.mean, event.shape))
+        self._lost = event.mean * lost_to_truncation(trial)
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon at `delta`."""
+        # At half of delta it is more than it will be.
+        lost = self._lost_at(float(self._renyi.get_epsilon(delta / 2)))
+        if lost > delta / 2:
+            raise ValueError(
+                f"delta: expected more than {2 * lost:.3g}, twice the probability that a record is "
+                f"in a batch that is cut to size, got {delta:g}. Choose a larger delta or fewer "
+                "steps."
+            )
+        return float(self._renyi.get_epsilon(delta - lost))
+
+    def delta(self, epsilon: float) -> float:
+        """Delta at `epsilon`."""
+        return float(self._renyi.get_delta(epsilon)) + self._lost_at(epsilon)
+
+    def loss(self, tail_mass: float) -> BinnedPLD:
+        """A privacy loss that dominates the selection, to be composed with those of others."""
+        end = float(self._renyi.get_epsilon(tail_mass))
+        epsilons = np.linspace(0.0, end, _POINTS)
+        return BinnedPLD.under_curve(epsilons, np.array([self.delta(each) for each in epsilons]))
+
+    def _lost_at(self, epsilon: float) -> float:
+        return self._lost * (1 + math.exp(min(epsilon, 500.0)))
 
 
 def epsilon_of_selection(
@@ -140,29 +198,11 @@ def epsilon_of_selection(
     """An upper bound on the cost of the best of a random number of trials.
 
     Args:
-        trial: All that one trial does to the data, the release of its score included.
-        repeats: The number of trials, which must not depend on data.
+        trial, repeats: As in `selection_event`.
         delta, relation: Of the guarantee.
-
-    Raises:
-        ValueError: Under `replace_one`, for batches that are sampled: there is no Renyi bound.
     """
-    import dp_accounting
-    from dp_accounting.rdp import RdpAccountant
-
-    accountant = RdpAccountant(_ORDERS, dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
-    accountant.compose(selection_event(_with_sensitivity(trial, Relation(relation)), repeats))
-    # Trials that cut a batch with the record in it are left out of the distributions on both of two
-    # neighbours; there are `mean` trials on average, whatever the data. What is left out of the
-    # second counts e^epsilon times, and epsilon at half of delta is more than it will be.
-    most = float(accountant.get_epsilon(delta / 2))
-    lost = repeats.mean * lost_to_truncation(trial) * (1 + math.exp(min(most, 500.0)))
-    if lost > delta / 2:
-        raise ValueError(
-            f"delta: expected more than {2 * lost:.3g}, twice the probability that a record is in "
-            f"a batch that is cut to size, got {delta:g}. Choose a larger delta or fewer steps."
-        )
-    return float(accountant.get_epsilon(delta - lost))
+    event = selection_event(trial, repeats).event
+    return SelectionCurve(event, Relation(relation)).epsilon(delta)
 
 
 def _with_sensitivity(

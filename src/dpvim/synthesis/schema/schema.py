@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dpvim import _html
 from dpvim.files import as_path, new_file
 from dpvim.synthesis.schema.columns import AnyColumn, Date
 from dpvim.synthesis.schema.constraints import Constraint, parse_constraint
@@ -17,6 +18,7 @@ from dpvim.synthesis.schema.toml import format_toml, read_columns, read_toml
 from dpvim.synthesis.values import LEVEL_OF_TEXT
 
 DEFAULT_MARKERS = ("", "NA", "NaN", "null")
+_FEW = 8  # levels that a notebook shows
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,11 @@ class Schema:
         source: The file or the like that the schema comes from; errors start with it.
         constraints: Rules between columns that are publicly known, which every row of the twin
             obeys: ``age >= years_married``.
+
+    >>> column = {"name": "sex", "kind": "categorical", "levels": ["f", "m"], "reviewed": True}
+    >>> schema = Schema.from_dict({"dpvim_schema": 1, "columns": [column]})
+    >>> schema.names, schema.unreviewed
+    (['sex'], [])
     """
 
     columns: tuple[AnyColumn, ...]
@@ -112,6 +119,27 @@ class Schema:
         with new_file(path) as partial:
             partial.write_text(self.to_toml(), encoding="utf-8")
 
+    def _repr_html_(self) -> str:
+        parts = []
+        if self.unreviewed:
+            text = f"{len(self.unreviewed)} not reviewed: a draft is as private as the data."
+            parts.append(_html.paragraph(text, is_bad=True))
+        rows = [
+            (
+                column.name,
+                column.kind,
+                _values(column),
+                "may be missing" if column.nullable else "",
+                "" if column.reviewed else "not reviewed",
+            )
+            for column in self.columns
+        ]
+        parts.append(_html.table(["column", "kind", "values", "", ""], rows))
+        if self.constraints:
+            parts.append(_html.details("Constraints", self.constraints))
+        title = f"Schema of {len(self.columns)} columns"
+        return _html.card(title, *parts, is_bad=bool(self.unreviewed))
+
     def _check_constraints(self) -> None:
         given = self.constraints
         if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
@@ -147,3 +175,15 @@ class Schema:
                     f"a missing value, got {clash}. Take it out of the levels, or declare the "
                     'markers, such as missing = [""].'
                 )
+
+
+def _values(column: AnyColumn) -> str:
+    """The declared values in a few words."""
+    if isinstance(column, Levelled):
+        shown = ", ".join(map(str, column.levels[:_FEW]))
+        more = len(column.levels) - _FEW
+        return f"{shown} and {more} more" if more > 0 else shown
+    if isinstance(column, Date):
+        return f"{column.lower} to {column.upper}"
+    lower, upper = column.bounds
+    return f"{lower} to {upper}"
