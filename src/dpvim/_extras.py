@@ -20,7 +20,9 @@ class Extra(NamedTuple):
 
 EXTRAS = {
     "tables": Extra(("pyarrow",), "tables and twins: dpvim schema, synth, fit"),
-    "databases": Extra(("ibis", "duckdb", "psycopg"), "tables in databases: dpvim.open_table"),
+    "databases": Extra(
+        ("ibis", "duckdb", "psycopg"), "tables in PostgreSQL and DuckDB: dpvim.open_table"
+    ),
     "analysis": Extra(("statsmodels", "patsy"), "pooled regressions: dpvim analyze"),
     "report": Extra(("jinja2", "PIL"), "a page on a twin: dpvim report"),
     "serve": Extra(("jinja2",), "twins without typing: dpvim serve"),

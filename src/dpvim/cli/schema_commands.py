@@ -14,6 +14,7 @@ import typer
 from dpvim.cli.common import plain_errors, print_json
 from dpvim.cli.options import AnyTable, AsJson, Delimiter, Encoding
 from dpvim.synthesis.constrained import check_possible
+from dpvim.synthesis.databases.addresses import without_password
 from dpvim.synthesis.databases.connection import DatabaseTable
 from dpvim.synthesis.databases.looking import draft_of, validation_counts_in
 from dpvim.synthesis.draft import draft as draft_schema
@@ -59,7 +60,8 @@ def draft(
         print_json({"schema": str(output), "columns": columns, "left_out": made.left_out})
         return
     typer.echo(f"{output}: a draft. Review every column before it is used. Then:")
-    typer.echo(f"  {shlex.join(['dpvim', 'schema', 'check', str(output), str(table)])}")
+    command = ["dpvim", "schema", "check", str(output), without_password(table)]
+    typer.echo(f"  {shlex.join(command)}")
 
 
 @schema_app.command()

@@ -329,7 +329,7 @@ def test_tables_of_ibis():
         with pytest.raises(DatabaseError, match="the same for every query"):
             open_table(unstable)
     with pytest.raises(DatabaseError, match="pass the frame"):
-        open_table(ibis.memtable({"a": [1]}))
+        open_table(ibis.memtable(pa.table({"a": [1]})))
     with pytest.raises(TypeError, match="address"):
         open_table(5)
 
