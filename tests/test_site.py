@@ -10,6 +10,7 @@ from pathlib import Path
 import executed_pages
 import pictures
 import pytest
+import shown_arguments
 
 import dpvim
 
@@ -95,3 +96,12 @@ def test_a_block_that_does_not_do_as_it_should_stops_the_build(block):
 def test_pictures_are_as_they_are_drawn_from_the_measurements():
     for name, draw in pictures.DRAWN.items():
         assert (pictures.PICTURES / f"{name}.svg").read_text() == draw()
+
+
+def test_arguments_are_shown_one_by_one_and_examples_as_code():
+    long = "Words that say what both are. " * 5
+    docstring = f"Do it.\n\nArgs:\n    a, b: Short.\n    c, d: {long}\n\n>>> 1\n1\n\nMore."
+    text = shown_arguments.fenced(shown_arguments.one_by_one(docstring))
+    for line in ("    a: Short.", "    b: Short.", "    d: See `c`."):
+        assert line in text.splitlines()
+    assert "```pycon\n>>> 1\n1\n```\n\nMore." in text

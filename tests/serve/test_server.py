@@ -250,7 +250,9 @@ def test_a_closed_server_answers_no_more(session):
     with PageServer(session) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        assert "You can close this window" in send(server, "/close")[2]
+        last = send(server, "/close")[2]
+        assert "You can close this window" in last
+        assert "href=" not in last  # nobody would answer
         thread.join(30)
         assert not thread.is_alive()
 

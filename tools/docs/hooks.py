@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 ROOT = executed_pages.ROOT
 DOCS = ROOT / "docs"
 # Pages that stand outside of docs/.
-ROOT_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md")
+ROOT_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 LINK = re.compile(r"(\]\()([^)#\s:]+)([^)]*\))")
 COMMANDS = "<!-- commands -->"
 # Pictures that follow the colours of the page stand in it, and are not linked.

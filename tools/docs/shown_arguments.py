@@ -2,6 +2,7 @@
 
 Functions that take their options by keyword are shown with these, as `help` shows them. Arguments
 that share a description (``epsilon, delta: The budget.``) are shown one by one, with their types.
+Examples are shown as code wherever they stand; Markdown would take ``>>>`` for a quotation.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import griffe
 PATHS = ("dpvim.fitting.fit", "dpvim.fitting.fit_nonprivate")
 SECTION = re.compile(r"^(Args|Attributes):\n((?:    .*\n|\n)+)", re.MULTILINE)
 SHARED = re.compile(r"^    (\w+(?:, \w+)+): (.*(?:\n(?:        .*|(?=\n)))*)", re.MULTILINE)
+EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 # Descriptions up to this length are repeated for each argument.
 SHORT = 120
 
@@ -24,9 +26,9 @@ class ShownArguments(griffe.Extension):
     """Signatures from the functions, and a line for each argument."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Give every argument of a docstring a line of its own."""
+        """Give every argument of a docstring a line of its own, and examples a fence."""
         if obj.docstring is not None:
-            obj.docstring.value = one_by_one(obj.docstring.value)
+            obj.docstring.value = fenced(one_by_one(obj.docstring.value))
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
         """Replace the parameters of a function that is named above."""
@@ -46,6 +48,11 @@ def one_by_one(docstring: str) -> str:
         return "\n".join(f"    {n}: {text if n == names[0] else again}" for n in names)
 
     return SECTION.sub(lambda section: SHARED.sub(split, section[0]), f"{docstring}\n").rstrip()
+
+
+def fenced(docstring: str) -> str:
+    """Put examples of a docstring, up to an empty line, into fences."""
+    return EXAMPLE.sub(lambda example: f"```pycon\n{example[0]}\n```", docstring)
 
 
 def _parameter(parameter: inspect.Parameter) -> griffe.Parameter:

@@ -22,9 +22,9 @@ def next_command(
 ) -> str | None:
     """The command to type next, or None.
 
-    >>> files = {"table": Path("t.csv"), "schema": Path("no such.toml")}
-    >>> next_command(FileNotFoundError("no such.toml"), "synth", files)
-    "dpvim schema draft t.csv -o 'no such.toml'"
+    >>> files = {"table": Path("t.csv"), "ledger": Path("my ledger")}
+    >>> next_command(BudgetExceededError("too much"), "synth", files)
+    "dpvim ledger plan 'my ledger'"
 
     Args:
         error: The error that ended a command.

@@ -54,7 +54,7 @@ class PrivacyStatement:
     ...     plan, delta=1e-5, steps_done=1, released="a sum", for_testing=False
     ... )
     >>> print(str(statement).splitlines()[1])
-      guarantee  (0.9179, 1e-05)-differential privacy
+      guarantee  (0.9266, 1e-05)-differential privacy
     """
 
     plan: PrivacyPlan

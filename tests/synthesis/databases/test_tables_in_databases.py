@@ -309,6 +309,8 @@ def test_formats_that_engines_cannot_read(tmp_path):
 # -- tables of Ibis' ------------------------------------------------------------------------------
 
 
+# Ibis asks for an option that pandas will drop.
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated")
 def test_tables_of_ibis():
     import ibis
 

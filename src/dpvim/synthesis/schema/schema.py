@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dpvim import _html
+from dpvim._html import card, details, paragraph, table
 from dpvim.files import as_path, new_file
 from dpvim.synthesis.schema.columns import AnyColumn, Date
 from dpvim.synthesis.schema.constraints import Constraint, parse_constraint
@@ -123,7 +123,7 @@ class Schema:
         parts = []
         if self.unreviewed:
             text = f"{len(self.unreviewed)} not reviewed: a draft is as private as the data."
-            parts.append(_html.paragraph(text, is_bad=True))
+            parts.append(paragraph(text, is_bad=True))
         rows = [
             (
                 column.name,
@@ -134,11 +134,11 @@ class Schema:
             )
             for column in self.columns
         ]
-        parts.append(_html.table(["column", "kind", "values", "", ""], rows))
+        parts.append(table(["column", "kind", "values", "", ""], rows))
         if self.constraints:
-            parts.append(_html.details("Constraints", self.constraints))
+            parts.append(details("Constraints", self.constraints))
         title = f"Schema of {len(self.columns)} columns"
-        return _html.card(title, *parts, is_bad=bool(self.unreviewed))
+        return card(title, *parts, is_bad=bool(self.unreviewed))
 
     def _check_constraints(self) -> None:
         given = self.constraints
