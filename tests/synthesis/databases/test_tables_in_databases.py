@@ -223,6 +223,9 @@ def test_rights(address, postgres, ledger):
         fails(reader, match="may not be read", ledger=ledger)
         owner.execute("GRANT SELECT (age, region) ON records TO reader")
         fails(reader, match="may not be read", ledger=ledger)
+        # A ledger that knows its data otherwise does not ask for them: the plan is refused.
+        told = Ledger(ledger.path, data=frame_of(TABLE))
+        fails(reader, match="may not be read", ledger=told)
         # Counting rows needs no right on the missing column: it is the plan that is refused.
         with open_table(reader) as table:
             assert table.num_rows == ROWS
