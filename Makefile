@@ -21,7 +21,7 @@ test-all: test test-long
 
 # What guards privacy, with JAX set to double precision, as many statisticians have it.
 test-x64: $(READY)
-	JAX_ENABLE_X64=1 $(BIN)/python -m pytest -n auto tests/audit tests/inference/test_loop.py tests/synthesis/test_twin.py \
+	JAX_ENABLE_X64=1 $(BIN)/python -m pytest -n auto -m "not long" tests/audit tests/inference/test_loop.py tests/synthesis/test_twin.py \
 	  tests/test_fitting.py tests/test_svi.py tests/posterior/test_posterior.py \
 	  $(addprefix tests/privacy/test_,$(addsuffix .py,batches clipping lattice noise randomness records sampling source)) \
 	  tests/bridge/test_bridge.py tests/bridge/test_data.py tests/models
