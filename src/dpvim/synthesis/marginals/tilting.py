@@ -171,7 +171,7 @@ def _with_moments(
 def _weights(
     cells: Int[np.ndarray, "rows columns"], sizes: tuple[int, ...], wanted: _Moments
 ) -> Float[np.ndarray, " rows"]:
-    """Newton's method on the dual of the tilt, which is convex."""
+    """Of each row, under which they have the moments, up to the slack."""
     starts = np.cumsum((0, *sizes))
     of_cells = cells + starts[:-1]
     scores = wanted.scores[of_cells]
@@ -191,6 +191,21 @@ def _weights(
     )
     targets = np.concatenate([np.bincount(of_cell, wanted.shares), wanted.products])
     slack = np.concatenate([np.bincount(of_cell, wanted.of_shares), wanted.of_products]) + _RIDGE
+    slopes = np.zeros(len(targets))
+    # Few rows nearly tell the slopes, and all of them mend them in a step or two.
+    for some in sorted({min(_FEWEST_ROWS, len(cells)), len(cells)}):
+        slopes, weights = _newton(ones[:some], products[:some], targets, slack, slopes)
+    return weights
+
+
+def _newton(
+    ones: sparse.csr_array,
+    products: Float[np.ndarray, "rows p"],
+    targets: Float[np.ndarray, " m"],
+    slack: Float[np.ndarray, " m"],
+    slopes: Float[np.ndarray, " m"],
+) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, " rows"]]:
+    """Newton's method on the dual of the tilt, which is convex: slopes, and weights of the rows."""
     num_cells = ones.shape[1]
 
     def dual(slopes: np.ndarray) -> tuple[float, np.ndarray]:
@@ -199,7 +214,6 @@ def _weights(
         total = logs.max() + np.log(odds.mean())
         return total - slopes @ targets + slopes**2 @ slack / 2, odds / odds.sum()
 
-    slopes = np.zeros(len(targets))
     value, weights = dual(slopes)
     for _ in range(_MOST_STEPS):
         mean = np.concatenate([weights @ ones, weights @ products])
@@ -220,4 +234,4 @@ def _weights(
             size /= 2
             moved = dual(slopes - size * step)
         slopes, (value, weights) = slopes - size * step, moved
-    return weights
+    return slopes, weights
