@@ -116,7 +116,7 @@ def tilt(
 
 
 class _Moments(NamedTuple):
-    """What tilted rows should have; arrays of all cells, and of pairs of columns with scores."""
+    """Moments that tilted rows should have: of all cells, and of pairs of columns with scores."""
 
     shares: Float[np.ndarray, " l"]
     scores: Float[np.ndarray, " l"]
@@ -171,7 +171,7 @@ def _with_moments(
 def _weights(
     cells: Int[np.ndarray, "rows columns"], sizes: tuple[int, ...], wanted: _Moments
 ) -> Float[np.ndarray, " rows"]:
-    """Of each row, under which they have the moments, up to the slack."""
+    """Weights of rows under which they have the moments, up to the slack."""
     starts = np.cumsum((0, *sizes))
     of_cells = cells + starts[:-1]
     scores = wanted.scores[of_cells]
