@@ -12,6 +12,8 @@ The tables are those of twin_coverage.py; none of them is in twin_quality.py. Al
                     defaults and the model of the engine `dpvi`, with s of the budget, and no twin:
                     its own 95 % intervals. What is missing to 1 would be for counts.
     wide:s          the same with a prior of scale 5 instead of 1
+    moments:s       the same of linear regressions, from X'X, X'y and y'y with Gaussian noise, released
+                    once: sums of products, each record's at most as large as public bounds say
     drawn:s         counts with 1 - s of the budget; the target of a row is drawn from a draw of the
                     regression's posterior
     tilted:s        ... from the trait model's conditional times exp(v x'd), v the target's value;
@@ -162,7 +164,7 @@ def release_counts(
 
 def release_regression(
     question: Question, table: EncodedTable, budget: Budget, share: float, scale: float = 1.0
-) -> tuple[dpvim.Fit, TableRegression]:
+) -> dpvim.Fit:
     """The regression with a share of the budget; the rest is kept for counts."""
     design = design_of(question)
     model = dataclasses.replace(design.model, prior_scale=scale)
@@ -173,7 +175,7 @@ def release_regression(
     if share < 1:
         beside = [budget.of_counts(1 - share)]
         plan = plan.calibrate(epsilon=budget.epsilon, delta=budget.delta, beside=beside)
-    fit = dpvim.fit(
+    return dpvim.fit(
         model,
         X,
         y,
@@ -182,7 +184,26 @@ def release_regression(
         seed=budget.seed,
         progress=False,
     )
-    return fit, design
+
+
+def release_moments(
+    question: Question, table: EncodedTable, budget: Budget, share: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Estimates and standard errors of slopes, from noisy sums of products."""
+    X, y = design_of(question).data(table)
+    rows = np.column_stack([np.ones(len(X)), X, y]).astype(float)
+    # A record adds z z', whose norm is |z|^2: a one, numbers of at most sqrt(3), levels below one.
+    bound = 1.0 + sum(1.0 if isinstance(c, Levelled) else 3.0 for c in question.schema.columns)
+    noise = bound * budget.of_counts(share).noise_stddev
+    drawn = np.random.default_rng([budget.seed, 3]).normal(size=(rows.shape[1],) * 2)
+    sums = rows.T @ rows + noise * (drawn + drawn.T) / 2  # variance 1 on the diagonal, 1/2 off it
+    A, beta = sums[:-1, :-1], np.linalg.solve(sums[:-1, :-1], sums[:-1, -1])
+    residual = max((sums[-1, -1] - beta @ sums[:-1, -1]) / len(X), 0.0)
+    # What noise makes of X'y - X'X beta.
+    of_noise = noise**2 / 2 * (np.outer(beta, beta) + (1 + beta @ beta) * np.eye(len(beta)))
+    inverse = np.linalg.inv(A)
+    covariance = inverse @ (residual * A + of_noise) @ inverse
+    return beta[1:], np.sqrt(np.abs(np.diag(covariance)))[1:]
 
 
 def design_of(question: Question) -> TableRegression:
@@ -400,17 +421,17 @@ def pooled_intervals(
 
 
 def own_intervals(
-    question: Question, original: pd.DataFrame, fit: dpvim.Fit, design: TableRegression
+    question: Question, table: EncodedTable, mean: np.ndarray, deviation: np.ndarray
 ) -> dict[str, Any]:
-    """Of the regression on all other columns, in its posterior."""
-    X, y = design.data(encode(original, question.schema))
+    """Of the regression on all other columns, as it was released itself."""
+    design = design_of(question)
+    X, y = design.data(table)
     family = getattr(sm.families, FAMILIES[question.kind].capitalize())()
     own = sm.GLM(y.astype(float), sm.add_constant(X.astype(float)), family=family).fit()
     truth, errors = own.params[1:], own.bse[1:]
     if question.case is CASES["population"]:
         known = population_truth()[population.FORMULA]
         truth = known.drop(index="Intercept").to_numpy()
-    mean, deviation = (getattr(fit.posterior, name)["coefficients"] for name in ("mean", "std"))
     return describe(design.names, mean, deviation, truth, errors)
 
 
@@ -440,13 +461,19 @@ def measure(name: str, epsilon: float, seed: int, way: str) -> dict[str, Any]:
     row = {"case": name, "epsilon": epsilon, "seed": seed, "way": way, "rows": rows}
     began = time.process_time()
     regression = None
+    if kind == "moments":
+        return row | own_intervals(
+            question, table, *release_moments(question, table, budget, float(number))
+        )
     if kind != "counts":
         scale = WIDE_SCALE if kind == "wide" else 1.0
-        regression, design = release_regression(question, table, budget, float(number), scale)
+        regression = release_regression(question, table, budget, float(number), scale)
         row["doubts"] = len(regression.posterior.doubts)
         if kind in ("regression", "wide"):
             row["cpu_seconds"] = time.process_time() - began
-            return row | own_intervals(question, original, regression, design)
+            posterior = regression.posterior
+            found = (posterior.mean["coefficients"], posterior.std["coefficients"])
+            return row | own_intervals(question, table, *found)
     share, weight = (1.0, float(number)) if kind == "counts" else (1 - float(number), 2.0)
     fit = release_counts(question, table, budget, share, weight)
     centre = Coefficients.of(regression.posterior.mean) if regression else None
