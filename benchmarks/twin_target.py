@@ -12,8 +12,8 @@ The tables are those of twin_coverage.py; none of them is in twin_quality.py. Al
                     defaults and the model of the engine `dpvi`, with s of the budget, and no twin:
                     its own 95 % intervals. What is missing to 1 would be for counts.
     wide:s          the same with a prior of scale 5 instead of 1
-    moments:s       the same of linear regressions, from X'X, X'y and y'y with Gaussian noise, released
-                    once: sums of products, each record's at most as large as public bounds say
+    moments:s       the same of linear regressions, from X'X, X'y and y'y with Gaussian noise,
+                    released once: each record's part is as large as public bounds allow
     drawn:s         counts with 1 - s of the budget; the target of a row is drawn from a draw of the
                     regression's posterior
     tilted:s        ... from the trait model's conditional times exp(v x'd), v the target's value;
