@@ -513,6 +513,8 @@ def show(path: Path) -> None:
     found = pd.read_csv(path)
     for name in QUESTIONS:
         own = found[found["case"] == name].set_index(["epsilon", "way"])
+        if own.empty:
+            continue
         cells = []
         for epsilon in EPSILONS:
             for way in ("counts:2", "regression:0.35"):
