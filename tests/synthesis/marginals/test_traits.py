@@ -130,10 +130,22 @@ def test_fits_are_as_close_as_noise_and_sampling_allow(counts, truth, fitted):
         assert np.abs((found - wanted)[measured] / spread).max() < 4
 
 
+def _dependence(mixture) -> float:
+    """Total distance of the shares of pairs from the products of those of their columns."""
+    singles, pairs = expected_counts(mixture, 1.0)
+    column = np.repeat(np.arange(len(SIZES)), SIZES)
+    is_pair = column[:, None] < column
+    return float(np.abs(pairs - np.outer(singles, singles))[is_pair].sum())
+
+
 def test_a_loud_release_is_pulled_towards_independence(truth):
     loud = fit(noisy_counts(truth, 3000.0, 2))
     quiet = fit(noisy_counts(truth, 5.0, 2))
-    assert loud.scales.mean() < quiet.scales.mean()
+    # How far pairs of columns are from independent ones, in parts of the truth's distance.
+    shares = [_dependence(mixture_of(each.best, POINTS, SIZES)) for each in (loud, quiet)]
+    shares = np.array(shares) / _dependence(truth)
+    assert shares[0] < 0.1
+    assert shares[1] > 0.9
     for fitted in (loud, quiet):
         assert (fitted.scales >= 0.4 * SCALES[0]).all()
         assert (fitted.scales <= 3 * SCALES[-1]).all()
