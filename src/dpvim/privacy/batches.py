@@ -96,12 +96,15 @@ class BatchReader:
         return self._arrange(jax.tree.map(read_leaf, self._records))
 
 
-def microbatch_size(plan: Plan, dim: int) -> int:
-    """Rows of a microbatch: enough for most batches of the plan, unless they are very large."""
-    spread = math.sqrt(plan.expected_batch_size * (1 - plan.sampling_prob))
-    usual = plan.expected_batch_size + _USUAL_EXCESS * spread
+def microbatch_size(plan: Plan, dim: int, share: float = 1.0) -> int:
+    """Rows of a microbatch: enough for most batches of the plan, unless they are very large.
+
+    `share` is the part of all records that a process has.
+    """
+    expected = plan.expected_batch_size * share
+    usual = expected + _USUAL_EXCESS * math.sqrt(expected * (1 - plan.sampling_prob))
     entries = dim * (plan.max_rows_per_person or 1)
-    return _round_up(min(usual, _MICROBATCH_ROWS, max(1, _MICROBATCH_ENTRIES // entries)))
+    return _round_up(min(max(usual, 1), _MICROBATCH_ROWS, max(1, _MICROBATCH_ENTRIES // entries)))
 
 
 def microbatched(clipped_sum: ClippedSum, size: int) -> BatchSum:
