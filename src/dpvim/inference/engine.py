@@ -20,7 +20,7 @@ from dpvim.inference.families import Family, Params
 from dpvim.inference.gradient import PrivateGradient, Problem, make_private_gradient
 from dpvim.inference.sharing import Sharing
 from dpvim.inference.variants import Variant
-from dpvim.privacy.batches import with_public_shape
+from dpvim.privacy.batches import filled_up, microbatch_size, with_public_shape
 from dpvim.privacy.plan import Plan
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.privacy.source import BatchNoiseSource
@@ -90,6 +90,7 @@ class Engine(NamedTuple):
             num_rows=num_rows if shard is None else shard.total,
             num_released=self.variant.num_released,
             shard=shard,
+            microbatch=microbatch_size(self.plan, self.family.dim),
         )
 
 
@@ -131,12 +132,17 @@ def make_engine(
         info = Info(point, release)
         return State(params, opt_state, state.key, state.step + 1, state.origin), info
 
+    def with_shape(data: Record) -> Record:
+        if sharing is None or plan.sampling_prob < 1:
+            return with_public_shape(data, plan)
+        return filled_up(data, sharing.shard, microbatch_size(plan, problem.dim))
+
     run_chunk = functools.partial(_run_chunk, step, family, variant)
     return Engine(
         family,
         variant,
         plan,
-        single_precision(lambda data: problem.arrange(with_public_shape(data, plan))),
+        single_precision(lambda data: problem.arrange(with_shape(data))),
         single_precision(problem.arrange),
         init,
         step,

@@ -111,9 +111,9 @@ def make_private_gradient(
     With `sharing` the records are those of one process of several, and the release is that of all.
     """
     lattice = Lattice.of(plan, dim=problem.dim, num_released=variant.num_released)
-    share = 1.0 if sharing is None else sharing.shard.share
-    size = microbatch_size(plan, problem.dim, share)
-    batch_sum = microbatched(problem.likelihood.clipped_sum, size)
+    size = microbatch_size(plan, problem.dim)
+    shard = None if sharing is None else sharing.shard
+    batch_sum = microbatched(problem.likelihood.clipped_sum, size, shard)
 
     def probe(params: Params, eta: Array, width: Scalar | float = 1.0) -> Latent:
         return family.reparametrise(params, width * eta)
@@ -132,19 +132,15 @@ def make_private_gradient(
             weights = jnp.where(weights < _SMALLEST_WEIGHT, 0.0, weights)
         point = probe(params, eta, width)
         total = batch_sum(point, weights, records, rows, lattice.row_bound)
-
-        def noised(total: Float[Array, " d"]) -> Float[Array, " r"]:
-            if isinstance(weights, Whitening):  # rows were encoded before they were clipped
-                return add_noise(total, noise, lattice.grid)
-            with jax.enable_x64(True):  # the sum is in double precision and stays there
-                encoded = variant.encode(params, eta, total)
-                # Coordinates that were left out may have infinite slopes: nothing times infinity.
-                encoded = jnp.where(jnp.isfinite(encoded), encoded, 0.0)
-            return add_noise(encoded, noise, lattice.grid)
-
-        if sharing is None:
-            return noised(total)
-        return sharing.release(point, total, noised, variant.num_released)
+        if sharing is not None:
+            total = sharing.meet(point, total)
+        if isinstance(weights, Whitening):  # rows were encoded before they were clipped
+            return add_noise(total, noise, lattice.grid)
+        with jax.enable_x64(True):  # the sum is in double precision and stays there
+            encoded = variant.encode(params, eta, total)
+            # Coordinates that were left out may have infinite slopes: nothing times infinity.
+            encoded = jnp.where(jnp.isfinite(encoded), encoded, 0.0)
+        return add_noise(encoded, noise, lattice.grid)
 
     def free_terms(params: Params, eta: Array) -> Scalar:
         latent = family.reparametrise(params, eta)

@@ -114,7 +114,7 @@ def run(
         return state._replace(params=observer.add(state.params, first, length, released))
 
     state, steps, snapshots = _loop(
-        engine.run_chunk if sharing is None else sharing.watching(engine.run_chunk),
+        engine.run_chunk if sharing is None else sharing.chunk(engine.run_chunk),
         draw,
         state if before is None else before.state,
         span=(int(state.step), num_steps),

@@ -1,12 +1,14 @@
-"""A step over several processes: clipped sums meet in process 0, and the release goes to all.
+"""A step over several processes: clipped sums meet in process 0, which draws the noise.
 
 Every process clips and sums the rows of its shard. Sums are whole multiples of one quantum, so they
-add up to what one process would have summed, in any order. Process 0 adds the noise, once; what it
-sends to the others is the release, never a sum without noise. From there on all of them compute the
-same.
+add up to what one process would have summed, in any order. Process 0 adds them up and sends the
+total to all, as it sends them its noise before every chunk of steps. From there on all compute the
+same: the same release, and what is made of it.
 
-The sums meet on the host, between the clipped sum and the noise, and not in a collective of XLA's:
-a program for several devices is compiled another way, and rounds otherwise.
+Why all of them, and not one that sends the release: a program that has the release from elsewhere
+is compiled another way than one that computes it, and rounds the next parameters otherwise. One
+that has nothing but the sum from elsewhere is not. So sums meet on the host, and not in a
+collective of XLA's, whose programs for several devices are others (docs/processes.md).
 """
 
 from __future__ import annotations
@@ -36,93 +38,66 @@ class Sharing:
 
     Guarantees:
         Sums are added that were taken at the same point, to the last bit; else the run ends. The
-        sum of all shards is in process 0 alone, and leaves it with noise.
+        sum of each process is added once, and the noise is that of process 0, in all processes.
     """
 
     def __init__(self, shard: Shard, channel: Channel) -> None:
         self.shard, self.channel = shard, channel
         self._error: BaseException | None = None
 
-    def release(
-        self,
-        point: Latent,
-        share: Float[Array, " d"],
-        noised: Callable[[Float[Array, " d"]], Float[Array, " r"]],
-        num_released: int,
-    ) -> Float[Array, " r"]:
-        """The release of a step, in all processes.
+    def meet(self, point: Latent, share: Float[Array, " d"]) -> Float[Array, " d"]:
+        """The clipped sum of all shards; private.
 
         Args:
             point: Where gradients were taken.
             share: The clipped sum of this shard, in double precision; private.
-            noised: Encodes a sum and adds the noise; used in process 0.
-            num_released: Length of a release.
         """
         words = jax.ShapeDtypeStruct((share.size, 2), jnp.uint32)
-        released = jax.ShapeDtypeStruct((num_released,), jnp.float32)
-        if not self.channel.leads:
-            return io_callback(self._guarded(self._exchange), released, point, _words_of(share))
-        total = io_callback(self._guarded(self._collect), words, point, _words_of(share))
-        return io_callback(self._guarded(self._publish), released, noised(_double_of(total)))
+        words = io_callback(self._meet, words, point, _words_of(share))
+        with jax.enable_x64(True):
+            return jax.lax.bitcast_convert_type(words, jnp.float64)
 
-    def watching(self, program: Callable[..., Tree]) -> Callable[..., Tree]:
-        """A program that ends with the error that its steps ended with.
+    def chunk(self, program: Callable[..., Tree]) -> Callable[..., Tree]:
+        """A chunk of steps with the noise of process 0, which ends with the error of its steps.
 
         XLA hands on the text of an error alone.
         """
 
-        def call(*args: Any, **kwargs: Any) -> Tree:
+        def call(state: Any, *, noise: np.ndarray, bounds: np.ndarray, **arrays: Any) -> Tree:
+            sent = self.channel.share(noise[: bounds[-1]].tobytes())
+            noise = np.zeros_like(noise)
+            noise[: bounds[-1]] = np.frombuffer(sent, np.int32).reshape(-1, noise.shape[1])
             try:
-                return jax.block_until_ready(program(*args, **kwargs))
+                return jax.block_until_ready(program(state, noise=noise, bounds=bounds, **arrays))
             except Exception as error:
                 raise (self._error or error) from None
 
         return call
 
-    def _exchange(self, point: np.ndarray, share: np.ndarray) -> np.ndarray:
-        self.channel.gather(_message(point, share))
-        return np.frombuffer(self.channel.share(), np.float32)
+    def _meet(self, point: Any, share: Any) -> np.ndarray:
+        point, share = np.asarray(point), np.asarray(share)
+        try:
+            shares = self.channel.gather(_POINT.pack(zlib.crc32(point.tobytes())) + share.tobytes())
+            found = self.channel.share(_sum_of(shares).tobytes() if shares else b"")
+        except BaseException as error:
+            self._error = error
+            raise
+        return np.frombuffer(found, np.uint32).reshape(share.shape)
 
-    def _collect(self, point: np.ndarray, share: np.ndarray) -> np.ndarray:
-        shares = self.channel.gather(_message(point, share))
-        apart = [i for i, each in enumerate(shares) if each[: _POINT.size] != shares[0][: _POINT.size]]
-        if apart:
+
+def _sum_of(shares: list[bytes]) -> Float[np.ndarray, " d"]:
+    """The sum of what the processes sent: where they are, and their clipped sums."""
+    points = [each[: _POINT.size] for each in shares]
+    for number, point in enumerate(points):
+        if point != points[0]:
             raise LostProcessError(
-                f"processes 0 and {apart[0]} came to different numbers from the same releases. "
+                f"processes 0 and {number} came to different numbers from the same releases. "
                 "Machines of a run have to be of one kind, with the same versions of all packages."
             )
-        total = np.zeros(len(share))
-        for each in shares:
-            total += np.frombuffer(each, np.float64, offset=_POINT.size)
-        return total.view(np.uint32).reshape(share.shape)
-
-    def _publish(self, release: np.ndarray) -> np.ndarray:
-        self.channel.share(release.tobytes())
-        return release
-
-    def _guarded(self, function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-        """Remember the error of a function that a program calls."""
-
-        def call(*arrays: Any) -> np.ndarray:
-            try:
-                return function(*map(np.asarray, arrays))
-            except BaseException as error:
-                self._error = error
-                raise
-
-        return call
-
-
-def _message(point: np.ndarray, share: np.ndarray) -> bytes:
-    return _POINT.pack(zlib.crc32(point.tobytes())) + share.tobytes()
+    return np.sum([np.frombuffer(each, np.float64, offset=_POINT.size) for each in shares], axis=0)
 
 
 def _words_of(total: Float[Array, " d"]) -> UInt[Array, "d 2"]:
     """Double precision as integers: JAX would hand it to the host in single precision."""
     with jax.enable_x64(True):
         return jax.lax.bitcast_convert_type(total.astype(jnp.float64), jnp.uint32)
-
-
-def _double_of(words: UInt[Array, "d 2"]) -> Float[Array, " d"]:
-    with jax.enable_x64(True):
-        return jax.lax.bitcast_convert_type(words, jnp.float64)

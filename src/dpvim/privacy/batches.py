@@ -20,6 +20,7 @@ from dpvim.privacy.clipping import ClippedSum
 from dpvim.privacy.norm_counts import NUM_NORM_BINS
 from dpvim.privacy.plan import Plan
 from dpvim.privacy.sampling import EMPTY
+from dpvim.privacy.shards import Shard
 from dpvim.types import Latent, Mask, Record, Weights, Whitening
 
 # A microbatch has at most so many rows, which is what `lattice.exact_sum` adds up at once, and so
@@ -61,6 +62,18 @@ def with_public_shape(records: Record, plan: Plan) -> Record:
     )
 
 
+def filled_up(records: Record, shard: Shard, size: int) -> Record:
+    """Records of a shard, with zeros where nobody is: at least a microbatch of `size`, or as many
+    as there are in all shards."""
+    before, after = shard.padding(size)
+    return jax.tree.map(
+        lambda leaf: jnp.pad(
+            leaf[: shard.num_rows], [(before, after)] + [(0, 0)] * (leaf.ndim - 1)
+        ),
+        records,
+    )
+
+
 class BatchReader:
     """Reads the rows of batches from arrays on the disk, as records of their own.
 
@@ -96,19 +109,21 @@ class BatchReader:
         return self._arrange(jax.tree.map(read_leaf, self._records))
 
 
-def microbatch_size(plan: Plan, dim: int, share: float = 1.0) -> int:
-    """Rows of a microbatch: enough for most batches of the plan, unless they are very large.
-
-    `share` is the part of all records that a process has.
-    """
-    expected = plan.expected_batch_size * share
-    usual = expected + _USUAL_EXCESS * math.sqrt(expected * (1 - plan.sampling_prob))
+def microbatch_size(plan: Plan, dim: int) -> int:
+    """Rows of a microbatch: enough for most batches of the plan, unless they are very large."""
+    spread = math.sqrt(plan.expected_batch_size * (1 - plan.sampling_prob))
+    usual = plan.expected_batch_size + _USUAL_EXCESS * spread
     entries = dim * (plan.max_rows_per_person or 1)
-    return _round_up(min(max(usual, 1), _MICROBATCH_ROWS, max(1, _MICROBATCH_ENTRIES // entries)))
+    return _round_up(min(usual, _MICROBATCH_ROWS, max(1, _MICROBATCH_ENTRIES // entries)))
 
 
-def microbatched(clipped_sum: ClippedSum, size: int) -> BatchSum:
+def microbatched(
+    clipped_sum: ClippedSum, size: int, shard: Shard | None = None
+) -> BatchSum:
     """The sum over a batch, `size` rows at a time; no row numbers means all rows.
+
+    Of the records of a `shard` rows are worked on in the shapes that all records would have in one
+    process: a program for other shapes could round them otherwise.
 
     How a batch is cut is public, so it is cut alike with and without a record. How many
     microbatches hold somebody does not change the sum: the others add zeros. Sums of whole
@@ -125,13 +140,19 @@ def microbatched(clipped_sum: ClippedSum, size: int) -> BatchSum:
     ) -> Float[Array, " r"]:
         takes_all = rows.shape[0] == 0
         num_rows = num_rows_of(records) if takes_all else rows.shape[0]
-        if num_rows <= size:
+        if (shard.total if shard and takes_all else num_rows) <= size:
             if takes_all:
-                return clipped_sum(latent, weights, records, jnp.zeros(num_rows, bool), bound)
+                is_padding = jnp.zeros(num_rows, bool) if shard is None else shard.is_absent(size)
+                return clipped_sum(latent, weights, records, is_padding, bound)
             return clipped_sum(latent, weights, *select(records, rows), bound)
         count: Any = -(-num_rows // size)
         if takes_all:
             take = lambda i: _slice(records, i * size, size)  # noqa: E731
+            if shard is not None:
+                # One block, too, is a loop that the compiler cannot take apart.
+                count = jax.lax.optimization_barrier(jnp.int32(count))
+                if shard.num_rows < size:
+                    take = lambda i: (records, shard.is_absent(size))  # noqa: E731
         else:
             padded = jnp.pad(rows, (0, count * size - num_rows), constant_values=EMPTY)
             last = jnp.max(jnp.where(rows == EMPTY, 0, jnp.arange(1, num_rows + 1)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.privacy.sampling import EMPTY
@@ -35,25 +35,41 @@ class Shard(NamedTuple):
     total: int
     adds_noise: bool
 
-    @property
-    def share(self) -> float:
-        """The part of all records."""
-        return self.num_rows / self.total
-
-    def most_rows(self, max_batch_size: int) -> int:
-        """Room for rows of a batch; an empty shard has one place, with nobody in it."""
-        return max(1, min(max_batch_size, self.num_rows))
-
-    def rows_of(self, rows: Int[np.ndarray, "steps batch"]) -> Int[np.ndarray, "steps own"]:
+    def rows_of(
+        self, rows: Int[np.ndarray, "steps batch"], size: int
+    ) -> Int[np.ndarray, "steps batch"]:
         """The rows of batches that lie in this shard, numbered within it.
 
-        >>> Shard(first=2, num_rows=2, total=5, adds_noise=True).rows_of(np.array([[0, 3, 2, 4]]))
-        array([[ 1,  0]], dtype=int32)
+        They stay in their places where a batch is one microbatch of `size`, and move to the front
+        where it is several: those behind them need not be worked on.
+
+        >>> shard = Shard(first=2, num_rows=2, total=5, adds_noise=True)
+        >>> rows = np.array([[0, 3, 2, 4]], np.int32)
+        >>> shard.rows_of(rows, size=16), shard.rows_of(rows, size=3)
+        (array([[-1,  1,  0, -1]], dtype=int32), array([[ 1,  0, -1, -1]], dtype=int32))
         """
-        found = np.full((len(rows), self.most_rows(rows.shape[1])), EMPTY, np.int32)
         is_own = (rows >= self.first) & (rows < self.first + self.num_rows)
-        found[np.arange(found.shape[1]) < is_own.sum(axis=1)[:, None]] = rows[is_own] - self.first
+        own = np.where(is_own, rows - self.first, EMPTY).astype(np.int32)
+        if rows.shape[1] <= size:
+            return own
+        found = np.full_like(own, EMPTY)
+        found[np.arange(rows.shape[1]) < is_own.sum(axis=1)[:, None]] = own[is_own]
         return found
+
+    def padding(self, size: int) -> tuple[int, int]:
+        """Places with nobody in them, before the records and behind them, where all are taken.
+
+        If all shards together fit into a microbatch of `size` each has its place in it; else there
+        is a whole microbatch at least.
+        """
+        if self.total <= size:
+            return self.first, self.total - self.first - self.num_rows
+        return 0, max(0, size - self.num_rows)
+
+    def is_absent(self, size: int) -> Bool[np.ndarray, " rows"]:
+        """True for the places of `padding`."""
+        before, after = self.padding(size)
+        return np.repeat([True, False, True], [before, self.num_rows, after])
 
 
 class ShardStreams(SecretStreams):

@@ -12,7 +12,7 @@ import numpy as np
 from dpvim.privacy.noise import RoundedGaussianNoise
 from dpvim.privacy.plan import Plan
 from dpvim.privacy.randomness import SecretStreams
-from dpvim.privacy.sampling import EMPTY, PoissonSampler
+from dpvim.privacy.sampling import PoissonSampler
 from dpvim.privacy.shards import Shard
 
 
@@ -23,8 +23,8 @@ class BatchNoiseSource:
         No noise is handed out twice: a source cannot be copied, stored, or used by a process
         other than the one that made it. Its `position` goes into checkpoints alone, from which
         one run goes on, on the same data (`dpvim.checkpoints`). With a `shard` batches are those
-        of all records, of which it hands out the rows of the shard; where the noise is another
-        process's to add, none is drawn.
+        of all records, of which it hands out the rows of the shard, as microbatches of so many
+        rows need them; where the noise is another process's to add, none is drawn.
     """
 
     def __init__(
@@ -35,10 +35,11 @@ class BatchNoiseSource:
         num_rows: int,
         num_released: int,
         shard: Shard | None = None,
+        microbatch: int = 0,
     ) -> None:
         self._takes_all = plan.sampling_prob == 1 and not plan.num_rows_is_private
         self.batch_size = num_rows if self._takes_all else plan.max_batch_size
-        self._shard = shard
+        self._shard, self._microbatch = shard, microbatch
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._sampler = PoissonSampler(
@@ -68,10 +69,9 @@ class BatchNoiseSource:
 
     def _rows(self, num_steps: int) -> np.ndarray:
         if self._takes_all:  # every row, every step: no row numbers are needed
-            nobody = self._shard is not None and self._shard.num_rows == 0
-            return np.full((num_steps, int(nobody)), EMPTY, np.int32)
+            return np.zeros((num_steps, 0), np.int32)
         rows = self._sampler.draw(num_steps)
-        return rows if self._shard is None else self._shard.rows_of(rows)
+        return rows if self._shard is None else self._shard.rows_of(rows, self._microbatch)
 
     def position(self) -> dict[str, np.ndarray]:
         """Position in the streams after what was drawn so far; secret."""
