@@ -74,18 +74,6 @@ def _same_batches_in_both() -> Any:
     return patch(Engine, "source", make)
 
 
-def _sum_in_single_precision() -> Any:
-    """JAX hands double precision to the host in single precision."""
-
-    def make(old: Any) -> Any:
-        def faulty(shares: list[bytes]) -> Any:
-            return old(shares).astype(np.float32).astype(np.float64)
-
-        return faulty
-
-    return patch(sharing, "_sum_of", make)
-
-
 PROCESS_FAULTS = [
     Fault("noise in every process", _noise_in_every_process, "processes"),
     Fault("a process takes its own noise", _noise_of_its_own, "processes"),
@@ -93,5 +81,4 @@ PROCESS_FAULTS = [
     Fault("shard summed twice", _shard_summed_twice, "processes"),
     Fault("shard left out", _shard_left_out, "processes"),
     Fault("the same batches in both processes", _same_batches_in_both, "processes"),
-    Fault("shards summed in single precision", _sum_in_single_precision, "processes"),
 ]

@@ -58,31 +58,34 @@ class Sharing:
             return jax.lax.bitcast_convert_type(words, jnp.float64)
 
     def chunk(self, program: Callable[..., Tree]) -> Callable[..., Tree]:
-        """A chunk of steps with the noise of process 0, which ends with the error of its steps.
+        """A chunk of steps with the noise of process 0.
 
-        XLA hands on the text of an error alone.
+        If processes do not meet in one of them it raises why, and what it computed is lost.
         """
 
         def call(state: Any, *, noise: np.ndarray, bounds: np.ndarray, **arrays: Any) -> Tree:
             sent = self.channel.share(noise[: bounds[-1]].tobytes())
             noise = np.zeros_like(noise)
             noise[: bounds[-1]] = np.frombuffer(sent, np.int32).reshape(-1, noise.shape[1])
-            try:
-                return jax.block_until_ready(program(state, noise=noise, bounds=bounds, **arrays))
-            except Exception as error:
-                raise (self._error or error) from None
+            done = jax.block_until_ready(program(state, noise=noise, bounds=bounds, **arrays))
+            if self._error is not None:
+                raise self._error
+            return done
 
         return call
 
     def _meet(self, point: Any, share: Any) -> np.ndarray:
         point, share = np.asarray(point), np.asarray(share)
-        try:
-            shares = self.channel.gather(_POINT.pack(zlib.crc32(point.tobytes())) + share.tobytes())
-            found = self.channel.share(_sum_of(shares).tobytes() if shares else b"")
-        except BaseException as error:
-            self._error = error
-            raise
-        return np.frombuffer(found, np.uint32).reshape(share.shape)
+        if self._error is None:
+            # An error would reach the caller as a text, and the screen as a traceback.
+            try:
+                message = _POINT.pack(zlib.crc32(point.tobytes())) + share.tobytes()
+                shares = self.channel.gather(message)
+                found = self.channel.share(_sum_of(shares).tobytes() if shares else b"")
+                return np.frombuffer(found, np.uint32).reshape(share.shape)
+            except BaseException as error:
+                self._error = error
+        return np.zeros_like(share)
 
 
 def _sum_of(shares: list[bytes]) -> Float[np.ndarray, " d"]:
