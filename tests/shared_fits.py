@@ -14,7 +14,6 @@ import dpvim
 from dpvim.inference.variants import served_variants
 
 
-
 def logistic_model(X, y=None):
     w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
     with numpyro.plate("records", X.shape[0]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -165,7 +166,19 @@ def two_machines():
     try:
         for name in names:
             ip("netns", "add", name)
-        ip("link", "add", cable[0], "netns", names[0], "type", "veth", "peer", cable[1], "netns", names[1])
+        ip(
+            "link",
+            "add",
+            cable[0],
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            cable[1],
+            "netns",
+            names[1],
+        )
         for i, name in enumerate(names):
             ip("-n", name, "addr", "add", f"10.213.7.{i + 1}/24", "dev", cable[i])
             for device in ("lo", cable[i]):
@@ -175,8 +188,9 @@ def two_machines():
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
         pytest.skip(f"network namespaces cannot be made here: {error}")
     try:
-        yield [["ip", "netns", "exec", name] for name in names], lambda: ip(
-            "-n", names[1], "link", "set", cable[1], "down"
+        yield (
+            [["ip", "netns", "exec", name] for name in names],
+            lambda: ip("-n", names[1], "link", "set", cable[1], "down"),
         )
     finally:
         for name in names:
@@ -193,7 +207,9 @@ def test_two_machines_give_the_bits_of_one():
 def test_a_machine_that_vanishes_ends_the_run(tmp_path):
     """No word and no end of a connection: the cable is cut."""
     mark = tmp_path / "began"
-    script = SMALL + f"""
+    script = (
+        SMALL
+        + f"""
 from dpvim.inference.sharing import Sharing
 meet, met = Sharing._meet, []
 def slow(self, *given):
@@ -207,11 +223,10 @@ Sharing._meet = slow
 import time
 attempt("fit", lambda: dpvim.fit(logistic_model, x, y, **settings))
 """
+    )
     with two_machines() as (inside, cut), ThreadPoolExecutor(1) as thread:
         script = script.replace("heartbeat_timeout_seconds=20", "heartbeat_timeout_seconds=100")
-        job = thread.submit(
-            run_job, script, 2, host="10.213.7.1", inside=inside, seconds=150
-        )
+        job = thread.submit(run_job, script, 2, host="10.213.7.1", inside=inside, seconds=150)
         while not mark.exists() and not job.done():
             threading.Event().wait(0.1)
         cut()
@@ -228,7 +243,9 @@ attempt("fit", lambda: dpvim.fit(logistic_model, x, y, **settings))
 @pytest.fixture
 def small_table(tmp_path):
     rng = np.random.default_rng(0)
-    lines = [f"{a:.2f},{'mf'[s]}" for a, s in zip(rng.random(203), rng.integers(0, 2, 203))]
+    lines = [
+        f"{a:.2f},{'mf'[s]}" for a, s in zip(rng.random(203), rng.integers(0, 2, 203), strict=True)
+    ]
     (tmp_path / "t.csv").write_text("a,s\n" + "\n".join(lines) + "\n")
     (tmp_path / "t.toml").write_text(
         "dpvim_schema = 1\n"
@@ -276,7 +293,7 @@ def test_shards_have_every_row_of_a_batch_once():
     rows = np.array([rng.permutation(50)[:20] for _ in range(30)], np.int32)
     rows[:, 17:] = EMPTY
     ends = [0, 13, 13, 14, 50]
-    shards = [Shard(a, b - a, 50, False) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    shards = [Shard(a, b - a, 50, False) for a, b in itertools.pairwise(ends)]
     for size in (16, 32):
         parts = [shard.rows_of(rows, size) for shard in shards]
         for step in range(30):

@@ -109,7 +109,9 @@ class _Job:
         def one(number: int, member: _Steps) -> list[np.ndarray]:
             shard, target = self.shards[number], member.target
             own = numbers[shard.first : shard.first + shard.num_rows]
-            return member.run(target.prepare(take(target.path.rows, own)), rows[number], noise[number])
+            return member.run(
+                target.prepare(take(target.path.rows, own)), rows[number], noise[number]
+            )
 
         return self.both(one)
 
@@ -142,9 +144,7 @@ def _same_as_one_process(alone: _Steps, job: _Job) -> Finding:
     rows, noise = map(list, zip(*drawn, strict=True))
     found = job.run(numbers, rows, noise)
     apart = sum(
-        int((a != b).any(axis=1).sum())
-        for each in found
-        for a, b in zip(each, wanted, strict=True)
+        int((a != b).any(axis=1).sum()) for each in found for a, b in zip(each, wanted, strict=True)
     )
     observed = f"{apart} of {2 * 2 * _STEPS} releases and updates differ"
     return Finding.rule(CHECK, "the same as one process", observed, holds=apart == 0)
@@ -195,9 +195,9 @@ def _noise(
     sources = job.sources(common, [first, second])
     noise = [source.draw(_STEPS, _STEPS)[1] for source in sources]
     question = "noise of one process, once"
-    found = [view[0] for view in job.run(_ordinary(target), [empty] * 2, noise)]
-    if not np.array_equal(*found):
+    found, other = (view[0] for view in job.run(_ordinary(target), [empty] * 2, noise))
+    if not np.array_equal(found, other):
         return Finding.rule(CHECK, question, "processes have different releases", holds=False)
-    z = found[0].astype(float) / target.plan.noise_stddev
+    z = found.astype(float) / target.plan.noise_stddev
     observed = f"{np.sqrt(np.mean(z**2)):.4f} of the declared standard deviation"
     return Finding(CHECK, question, observed, chi_square(float(np.sum(z**2)), z.size))

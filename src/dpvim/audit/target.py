@@ -89,7 +89,9 @@ def make_target(
     guide = FAMILIES[family](path.problem.dim)
     estimator = make_variant(variant, guide)
     problem = path.by_record if estimator.whitens else path.problem
-    engine = make_engine(problem, guide, estimator, optax.sgd(_LEARNING_RATE), plan, sharing=sharing)
+    engine = make_engine(
+        problem, guide, estimator, optax.sgd(_LEARNING_RATE), plan, sharing=sharing
+    )
     state = engine.init(jax.random.key(0), jnp.asarray(path.loc), scale)
     # Somewhere: a family starts with scales that are all alike, and without correlations.
     packed = guide.pack(state.params)

@@ -117,9 +117,7 @@ def microbatch_size(plan: Plan, dim: int) -> int:
     return _round_up(min(usual, _MICROBATCH_ROWS, max(1, _MICROBATCH_ENTRIES // entries)))
 
 
-def microbatched(
-    clipped_sum: ClippedSum, size: int, shard: Shard | None = None
-) -> BatchSum:
+def microbatched(clipped_sum: ClippedSum, size: int, shard: Shard | None = None) -> BatchSum:
     """The sum over a batch, `size` rows at a time; no row numbers means all rows.
 
     Of the records of a `shard` rows are worked on in the shapes that all records would have in one
@@ -142,7 +140,11 @@ def microbatched(
         num_rows = num_rows_of(records) if takes_all else rows.shape[0]
         if (shard.total if shard and takes_all else num_rows) <= size:
             if takes_all:
-                is_padding = jnp.zeros(num_rows, bool) if shard is None else shard.is_absent(size)
+                is_padding = (
+                    jnp.zeros(num_rows, bool)
+                    if shard is None
+                    else jnp.asarray(shard.is_absent(size))
+                )
                 return clipped_sum(latent, weights, records, is_padding, bound)
             return clipped_sum(latent, weights, *select(records, rows), bound)
         count: Any = -(-num_rows // size)
@@ -152,7 +154,7 @@ def microbatched(
                 # One block, too, is a loop that the compiler cannot take apart.
                 count = jax.lax.optimization_barrier(jnp.int32(count))
                 if shard.num_rows < size:
-                    take = lambda i: (records, shard.is_absent(size))  # noqa: E731
+                    take = lambda i: (records, jnp.asarray(shard.is_absent(size)))  # noqa: E731
         else:
             padded = jnp.pad(rows, (0, count * size - num_rows), constant_values=EMPTY)
             last = jnp.max(jnp.where(rows == EMPTY, 0, jnp.arange(1, num_rows + 1)))
