@@ -20,7 +20,7 @@ import pytest
 from jobs import PROGRAMS, run_job
 from shared_fits import CASES, LONG_CASES, bits_of
 
-from dpvim.channel import Channel, connect, serve
+from dpvim.channel import Channel, accept, connect, listening
 from dpvim.inference.sharing import Sharing
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams
@@ -79,7 +79,9 @@ LOST = (
     SMALL
     + """
 from dpvim.inference.sharing import Sharing
-ledger = dpvim.Ledger.create("ledger.jsonl", name="x", epsilon=2.0, delta=1e-5) if number == 0 else None
+ledger = None
+if number == 0:
+    ledger = dpvim.Ledger.create("ledger.jsonl", name="x", epsilon=2.0, delta=1e-5)
 meet, met = Sharing._meet, []
 def dies(self, *given):
     met.append(1)
@@ -124,7 +126,8 @@ attempt("checkpoint", lambda: fit(logistic_model, x, y, checkpoint="run", **sett
 attempt("persons", lambda: fit(logistic_model, x, y, group_by=y, max_rows_per_person=2, **settings))
 attempt("add_or_remove", lambda: fit(
     logistic_model, x, y, num_examples=2000, relation="add_or_remove", **settings))
-attempt("fit_many", lambda: dpvim.fit_many(logistic_model, x, y, each=[{"epsilon": 1.0}], delta=1e-5))
+attempt("fit_many", lambda: dpvim.fit_many(
+    logistic_model, x, y, each=[{"epsilon": 1.0}], delta=1e-5))
 attempt("fit_nonprivate", lambda: dpvim.fit_nonprivate(logistic_model, x, y, num_steps=10))
 import optax
 plan = dpvim.PrivacyPlan(num_examples=500, sampling_prob=0.1, num_steps=9, clip_norm=1.0,
@@ -243,9 +246,7 @@ attempt("fit", lambda: dpvim.fit(logistic_model, x, y, **settings))
 @pytest.fixture
 def small_table(tmp_path):
     rng = np.random.default_rng(0)
-    lines = [
-        f"{a:.2f},{'mf'[s]}" for a, s in zip(rng.random(203), rng.integers(0, 2, 203), strict=True)
-    ]
+    lines = [f"{a:.2f},{'mf'[int(a > rng.random())]}" for a in rng.random(203)]
     (tmp_path / "t.csv").write_text("a,s\n" + "\n".join(lines) + "\n")
     (tmp_path / "t.toml").write_text(
         "dpvim_schema = 1\n"
@@ -388,26 +389,24 @@ def test_a_channel_says_why_it_ended():
 
 
 def test_strangers_do_not_come_in():
-    served = serve("127.0.0.1", b"the key", 1, 60)
-    port = next(served)
-
-    def stranger():
+    def stranger(port):
         with pytest.raises(LostProcessError, match="cannot be reached"):
             connect("127.0.0.1", port, b"another key", 1, 10)
         with socket.create_connection(("127.0.0.1", port)) as talks_nonsense:
             talks_nonsense.sendall(b"GET / HTTP/1.1\r\n\r\n")
         return connect("127.0.0.1", port, b"the key", 1, 10)
 
-    with ThreadPoolExecutor(1) as thread:
-        friend = thread.submit(stranger)
-        (first,) = next(served)
+    with listening("127.0.0.1") as server, ThreadPoolExecutor(1) as thread:
+        friend = thread.submit(stranger, server.getsockname()[1])
+        (first,) = accept(server, b"the key", 1, 60)
         with Channel(0, [first]) as here, Channel(1, [friend.result()]) as there:
             there.gather(b"hello")
             assert here.gather(b"") == [b"", b"hello"]
 
 
 def test_who_does_not_come_is_named():
-    served = serve("127.0.0.1", b"the key", 2, 0.2)
-    next(served)
-    with pytest.raises(LostProcessError, match=r"\[1, 2\] did not come within"):
-        next(served)
+    with (
+        listening("127.0.0.1") as server,
+        pytest.raises(LostProcessError, match=r"\[1, 2\] did not come within"),
+    ):
+        accept(server, b"the key", 2, 0.2)

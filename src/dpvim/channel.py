@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from types import TracebackType
@@ -129,34 +129,42 @@ class Channel:
         )
 
 
-def serve(host: str, key: bytes, count: int, seconds: float) -> Iterator[int | list[Any]]:
-    """Wait for `count` others who know the key: first the port, then their connections, in order.
+def listening(host: str) -> socket.socket:
+    """A socket on a free port of the address that the others know, or where that is not one of the
+    machine's own of all its addresses."""
+    try:
+        family = socket.getaddrinfo(host, 0)[0][0]
+        return socket.create_server((host, 0), family=family)
+    except OSError:
+        return socket.create_server(("", 0))
+
+
+def accept(server: socket.socket, key: bytes, count: int, seconds: float) -> list[Any]:
+    """Connections to `count` others who know the key, in the order of their numbers.
 
     A stranger who connects and does not know the key is sent away.
     """
-    with _listening(host) as server:
-        yield server.getsockname()[1]
-        found: dict[int, Any] = {}
-        deadline = time.monotonic() + seconds
-        while len(found) < count:
-            server.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                accepted, _ = server.accept()
-            except TimeoutError:
-                missing = [i for i in range(1, count + 1) if i not in found]
-                raise LostProcessError(
-                    f"processes {missing} did not come within {seconds:.0f} seconds. All processes "
-                    "have to call the same function."
-                ) from None
-            with contextlib.suppress(*_BROKEN, AuthenticationError):
-                connection = _known(accepted, key, first=True)
-                number = int.from_bytes(connection.recv_bytes(8), "little")
-                if number in found or not 1 <= number <= count:
-                    connection.close()
-                    continue
-                _settle(connection)
-                found[number] = connection
-        yield [found[i] for i in range(1, count + 1)]
+    found: dict[int, Any] = {}
+    deadline = time.monotonic() + seconds
+    while len(found) < count:
+        server.settimeout(max(0.01, deadline - time.monotonic()))
+        try:
+            accepted, _ = server.accept()
+        except TimeoutError:
+            missing = [i for i in range(1, count + 1) if i not in found]
+            raise LostProcessError(
+                f"processes {missing} did not come within {seconds:g} seconds. All processes have "
+                "to call the same function."
+            ) from None
+        with contextlib.suppress(*_BROKEN, AuthenticationError):
+            connection = _known(accepted, key, first=True)
+            number = int.from_bytes(connection.recv_bytes(8), "little")
+            if number in found or not 1 <= number <= count:
+                connection.close()
+                continue
+            _settle(connection)
+            found[number] = connection
+    return [found[i] for i in range(1, count + 1)]
 
 
 def connect(host: str, port: int, key: bytes, number: int, seconds: float) -> Any:
@@ -173,16 +181,6 @@ def connect(host: str, port: int, key: bytes, number: int, seconds: float) -> An
             f"process 0 cannot be reached at {host}, port {port} ({error}). Processes have to be "
             "able to connect to the machine of process 0."
         ) from error
-
-
-def _listening(host: str) -> socket.socket:
-    """A socket on the address that the others know, or where that is not one of the machine's own
-    on all addresses."""
-    try:
-        family = socket.getaddrinfo(host, 0)[0][0]
-        return socket.create_server((host, 0), family=family)
-    except OSError:
-        return socket.create_server(("", 0))
 
 
 def _known(raw: socket.socket, key: bytes, *, first: bool) -> Any:

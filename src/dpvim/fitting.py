@@ -88,6 +88,9 @@ def fit(model: Model, *data: Any, **options: Any) -> Fit:
             and ends with the same fit, bit for bit; its budget is spent once. The folder holds
             secrets until the run ends (docs/checkpoints.md).
 
+    Under an initialised `jax.distributed` of several processes each calls this with the rows that
+    it has, and all get the fit to the rows of all (docs/processes.md).
+
     Returns:
         A `Fit` with ``.posterior``, ``.trace``, ``.privacy`` and ``.plan``. If Ctrl-C stopped the
         run it holds what was released until then, at the price of the steps taken.

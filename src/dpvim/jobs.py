@@ -105,11 +105,12 @@ def begin(channel: Channel, args: Any, kwargs: dict[str, Any], seed: int | None)
         raise ValueError("data: expected at least one record, got arrays with no rows.")
     mine = (secrets.token_bytes(SECRET_BYTES), np.asarray(jax.random.key_data(fresh_key())))
     told = channel.share(mine[0] + mine[1].tobytes() if channel.leads else b"")
-    words = np.frombuffer(told[SECRET_BYTES:], np.uint32)
-    common = SecretStreams(seed) if seed is not None else SecretStreams(secret=told[:SECRET_BYTES])
-    start = (
-        jax.random.wrap_key_data(jax.numpy.asarray(words)) if seed is None else jax.random.key(seed)
-    )
+    if seed is None:
+        common = SecretStreams(secret=told[:SECRET_BYTES])
+        words = np.frombuffer(told[SECRET_BYTES:], np.uint32)
+        start = jax.random.wrap_key_data(jax.numpy.asarray(words))
+    else:
+        common, start = SecretStreams(seed), jax.random.key(seed)
     shard = Shard(sum(sizes[:number]), num_rows, total, adds_noise=channel.leads)
     return Job(
         inputs._replace(num_rows=total),

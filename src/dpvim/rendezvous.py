@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from typing import Any, cast
+from typing import Any
 
 import jax
 
-from dpvim.channel import Channel, connect, serve
-from dpvim.privacy.randomness import SECRET_BYTES
+from dpvim.channel import Channel, accept, connect, listening
 from dpvim.types import LostProcessError
 
 # Reading a table may take one process longer than another.
 _PATIENCE_SECONDS = 300
+_KEY_BYTES = 32
 _meetings = itertools.count()
 
 
@@ -47,13 +47,12 @@ def meet() -> Channel:
     place = f"dpvim/{next(_meetings)}"
     client, host = _coordination()
     if number == 0:
-        key = secrets.token_bytes(SECRET_BYTES)
-        served = serve(host, key, count - 1, _PATIENCE_SECONDS)
-        port = cast(int, next(served))
-        client.key_value_set_bytes(place, port.to_bytes(4, "little") + key)
-        peers = cast(list[Any], next(served))
+        key = secrets.token_bytes(_KEY_BYTES)
+        with listening(host) as server:
+            port: int = server.getsockname()[1]
+            client.key_value_set_bytes(place, port.to_bytes(4, "little") + key)
+            peers = accept(server, key, count - 1, _PATIENCE_SECONDS)
         client.key_value_delete(place)
-        served.close()
         return Channel(0, peers)
     try:
         found = client.blocking_key_value_get_bytes(place, 1000 * _PATIENCE_SECONDS)

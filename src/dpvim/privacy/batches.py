@@ -140,11 +140,9 @@ def microbatched(clipped_sum: ClippedSum, size: int, shard: Shard | None = None)
         num_rows = num_rows_of(records) if takes_all else rows.shape[0]
         if (shard.total if shard and takes_all else num_rows) <= size:
             if takes_all:
-                is_padding = (
-                    jnp.zeros(num_rows, bool)
-                    if shard is None
-                    else jnp.asarray(shard.is_absent(size))
-                )
+                is_padding = jnp.zeros(num_rows, bool)
+                if shard is not None:
+                    is_padding = jnp.asarray(shard.is_absent(size))
                 return clipped_sum(latent, weights, records, is_padding, bound)
             return clipped_sum(latent, weights, *select(records, rows), bound)
         count: Any = -(-num_rows // size)
