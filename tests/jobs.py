@@ -43,7 +43,7 @@ def run_job(
     *,
     host: str = "127.0.0.1",
     inside: Sequence[Sequence[str]] = (),
-    seconds: float = 240,
+    seconds: float = 900,
 ) -> list[tuple[int, list[Any], str]]:
     """Exit code, lines of json and standard error of each process of a job.
 
