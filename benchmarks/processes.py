@@ -5,8 +5,8 @@
 
 Two logistic regressions: `small`, whose steps take microseconds, so that what is measured is the
 meeting of the processes, and `large`, whose steps are worth dividing. Each process keeps to its
-part of the cores. A step costs the difference of two fits with different numbers of steps: what
-happens once (start, compilation, the ledger) is not in it. `cpu` is that of all processes together.
+part of the cores. Measured is what a fit took from the end of its first chunks on: start and
+compilation are not in it. `cpu` is that of all processes together.
 
 `collectives` compares ways to add up one vector of 50 numbers in two processes: XLA's psum (gloo),
 the key-value store of JAX's coordination service, and the connections that fits use.
@@ -29,10 +29,11 @@ import jax
 import numpy as np
 
 SIZES: dict[str, dict[str, Any]] = {
-    "small": {"rows": 4000, "dim": 5, "sampling_prob": 0.05, "steps": (1000, 5000)},
-    "large": {"rows": 200_000, "dim": 50, "sampling_prob": 1.0, "steps": (20, 80)},
+    "small": {"rows": 4000, "dim": 5, "sampling_prob": 0.05, "steps": 10_000},
+    "large": {"rows": 200_000, "dim": 50, "sampling_prob": 1.0, "steps": 100},
 }
-ROUNDS = 3
+# Steps of the first chunks, which wait for the compiler.
+FIRST = 40
 
 
 def measure(case: str, number: int, count: int) -> None:
@@ -41,6 +42,7 @@ def measure(case: str, number: int, count: int) -> None:
     import numpyro.distributions as dist
 
     import dpvim
+    from dpvim._progress import listening
 
     def model(X: Any, y: Any) -> None:
         w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
@@ -53,8 +55,13 @@ def measure(case: str, number: int, count: int) -> None:
     x = rng.normal(size=(rows, facts["dim"])).astype(np.float32)
     y = rng.integers(0, 2, rows).astype(np.int32)
 
-    def fit(steps: int) -> tuple[float, float]:
-        began, worked = time.perf_counter(), time.process_time()
+    marks: list[tuple[int, float, float]] = []
+
+    def listen(label: str, done: int, total: int) -> None:
+        if done >= FIRST:
+            marks.append((done, time.perf_counter(), time.process_time()))
+
+    with listening(listen):
         dpvim.fit(
             model,
             x,
@@ -65,16 +72,11 @@ def measure(case: str, number: int, count: int) -> None:
             learning_rate=1e-3,
             probe_width=1.0,
             sampling_prob=facts["sampling_prob"],
-            num_steps=steps,
-            trace_every=max(facts["steps"]),
+            num_steps=facts["steps"],
+            trace_every=facts["steps"],
         )
-        return time.perf_counter() - began, time.process_time() - worked
-
-    few, many = facts["steps"]
-    for _ in range(ROUNDS):
-        short, long = fit(few), fit(many)
-        each = [1e6 * (b - a) / (many - few) for a, b in zip(short, long, strict=True)]
-        print(json.dumps({"us": each[0], "cpu": each[1]}), flush=True)
+    steps, *took = (last - first for first, last in zip(marks[0], marks[-1], strict=True))
+    print(json.dumps({"us": 1e6 * took[0] / steps, "cpu": 1e6 * took[1] / steps}), flush=True)
 
 
 def compare(number: int) -> None:
@@ -161,8 +163,8 @@ def main() -> None:
     for case in SIZES:
         for count in args.processes:
             rounds = start(count, case)
-            clock = np.median([each["us"] for each in rounds[0]])
-            cpu = np.median(np.sum([[each["cpu"] for each in one] for one in rounds], axis=0))
+            clock = rounds[0][0]["us"]
+            cpu = sum(one[0]["cpu"] for one in rounds)
             found.append({"case": case, "processes": count} | SIZES[case] | {"us": round(clock)})
             found[-1] |= {"cpu_us": round(cpu), "load": round(os.getloadavg()[0], 1)}
             print(found[-1], flush=True)

@@ -1,4 +1,4 @@
-"""Where the processes of a `jax.distributed` job meet.
+"""The meeting place of the processes of a `jax.distributed` job.
 
 JAX knows how many they are, which one this is, and where process 0 is; the store of its
 coordination service tells the others the port and the key of the job's own connections. (JAX's

@@ -89,7 +89,7 @@ class _Job:
         self.shards = shards
 
     def both(self, function: Callable[[int, _Steps], T]) -> list[T]:
-        """What a function gives in both processes at a time."""
+        """The results of a function in both processes, at a time."""
 
         def one(number: int) -> T:
             try:
