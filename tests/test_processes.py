@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jobs import PROGRAMS, run_job
-from shared_fits import CASES, LONG_CASES, bits_of
+from shared_fits import CASES, LONG_CASES, bits_of, mean_model
 
+import dpvim
 from dpvim.channel import Channel, accept, connect, listening
 from dpvim.inference.sharing import Sharing
 from dpvim.privacy.plan import PrivacyPlan
@@ -153,6 +154,17 @@ def test_what_cannot_be_shared_is_refused_in_all_processes():
         for name in ("fit_many", "fit_nonprivate", "DPSVI"):
             assert "expected one process" in each[name], each[name]
         assert each["after all that"] == "done"
+
+
+def test_a_run_of_several_processes_is_not_resumed(monkeypatch):
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    settings = {"clip_norm": 1.0, "num_steps": 5, "epsilon": 1.0, "delta": 1e-5}
+    fit = dpvim.fit(mean_model, x, seed=0, progress=False, **settings)
+    prepared = fit.session.prepared
+    monkeypatch.setattr(prepared, "engine", prepared.engine._replace(sharing=object()))
+    monkeypatch.setattr(dpvim.Fit, "interrupted", True)
+    with pytest.raises(ValueError, match="expected a run of one process"):
+        fit.resume(x)
 
 
 # -- network namespaces ---------------------------------------------------------------------------
