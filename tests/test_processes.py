@@ -355,7 +355,7 @@ def pair():
 
 
 def test_sums_meet_in_double_precision():
-    """2^40 and one more: in single precision the one would be lost."""
+    """In single precision the ones, or the last bit, would be lost."""
 
     def total(channel):
         sharing = Sharing(Shard(channel.number, 1, 2, channel.leads), channel)
@@ -364,7 +364,7 @@ def test_sums_meet_in_double_precision():
             with jax.enable_x64(True):
                 return sharing.meet(state, data)
 
-        share = np.array([2.0**40, 1.0]) if channel.leads else np.array([1.0, 2.0**-40])
+        share = np.array([2.0**40 + 1, 1 + 2.0**-40]) if channel.leads else np.array([1.0, 0.0])
         chunk = sharing.chunk(jax.jit(many))
         with jax.enable_x64(True):
             share = jnp.asarray(share)
@@ -372,7 +372,7 @@ def test_sums_meet_in_double_precision():
         return np.asarray(chunk(jnp.zeros(2), noise=noise, bounds=bounds, data=share))
 
     for found in together(total, pair()):
-        assert found.tolist() == [2.0**40 + 1, 1 + 2.0**-40]
+        assert found.tolist() == [2.0**40 + 2, 1 + 2.0**-40]
 
 
 def test_sums_of_different_points_do_not_meet():
