@@ -76,7 +76,12 @@ def measure(case: str, number: int, count: int) -> None:
             trace_every=steps,
         )
     measured, *took = (last - first for first, last in zip(marks[0], marks[-1], strict=True))
-    print(json.dumps({"us": 1e6 * took[0] / measured, "cpu": 1e6 * took[1] / measured}), flush=True)
+    print(
+        json.dumps(
+            {"us": 1e6 * took[0] / measured, "cpu": 1e6 * took[1] / measured, "steps": measured}
+        ),
+        flush=True,
+    )
 
 
 def compare(number: int) -> None:
@@ -166,6 +171,7 @@ def main() -> None:
             clock = rounds[0][0]["us"]
             cpu = sum(one[0]["cpu"] for one in rounds)
             found.append({"case": case, "processes": count} | SIZES[case] | {"us": round(clock)})
+            found[-1]["steps"] = rounds[0][0]["steps"]
             found[-1] |= {"cpu_us": round(cpu), "load": round(os.getloadavg()[0], 1)}
             print(found[-1], flush=True)
     if args.output:
