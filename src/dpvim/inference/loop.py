@@ -86,6 +86,13 @@ def run(
     capacity = _chunk_capacity(
         engine, source.batch_size, trace_every, num_steps, more_numbers=numbers_read
     )
+    sharing = engine.sharing
+    agreed = float if sharing is None else sharing.channel.most
+    # Processes of one run take the same chunks, and stop together.
+    capacity = int(-agreed(-capacity))
+    if sharing is not None:
+        stopped = monitor.stopped
+        monitor = monitor._replace(stopped=lambda: agreed(stopped()) > 0)
     observer = _observer(engine, steering)
     before = keeper.load(state)
     if before is not None:
@@ -107,7 +114,7 @@ def run(
         return state._replace(params=observer.add(state.params, first, length, released))
 
     state, steps, snapshots = _loop(
-        engine.run_chunk,
+        engine.run_chunk if sharing is None else sharing.chunk(engine.run_chunk),
         draw,
         state if before is None else before.state,
         span=(int(state.step), num_steps),
@@ -119,6 +126,7 @@ def run(
         before=None if before is None else before.trace,
         is_due=keeper.is_due,
         keep=None if keeper is NOBODY else keep,
+        agreed=agreed,
     )
     return Run(state, Trace.stack(steps, snapshots), *observer.total())
 
@@ -296,6 +304,7 @@ def _loop(
     before: Trace | None = None,
     is_due: Callable[[], bool] = NOBODY.is_due,
     keep: Callable[[State, Trace, Mapping[str, np.ndarray]], None] | None = None,
+    agreed: Callable[[float], float] = float,
 ) -> tuple[State, list[int], list[Params]]:
     """Chunk after chunk until the span is done or the monitor says stop.
 
@@ -303,7 +312,7 @@ def _loop(
     which have their snapshots along `axis`. `observe` sees the releases of every chunk and returns
     the state to go on with; no chunk has more than `steps_left` steps. With `before`, the trace of
     steps that were taken before, the state is the one after them. `keep` gets the progress when it
-    `is_due`, and at the end.
+    `is_due`, and at the end. How long a chunk took is what all processes have `agreed` on.
     """
     first, num_steps = span
 
@@ -336,7 +345,7 @@ def _loop(
             state, seen, released = jax.block_until_ready(
                 run_chunk(state, data=drawn.data, rows=drawn.rows, noise=drawn.noise, bounds=bounds)
             )
-            pace.record(this_length, time.perf_counter() - began)
+            pace.record(this_length, agreed(time.perf_counter() - began))
             done += this_length
             kept = np.flatnonzero(is_snapshot)
             steps += [ends[i] for i in kept]
