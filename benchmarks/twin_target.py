@@ -249,7 +249,7 @@ def draws_of(fit: MarginalFit, regression: dpvim.Fit | None, seed: int) -> Itera
     values = regression.posterior.sample(NUM_TABLES, seed=seed) if regression else None
     factor, counts = fit._prior_factor(), fit.releases.counts
     for i, each in enumerate(np.random.SeedSequence(seed).spawn(NUM_TABLES)):
-        mixture = fit._mixture(draw_loadings(counts, factor, fit.traits, each))
+        mixture = fit._mixture(draw_loadings(counts, factor, fit.traits, each).loadings)
         groups = fit.releases.redraw_groups(np.random.default_rng(each))
         yield Draw(mixture, groups, Coefficients.of(values, i) if values else None)
 
