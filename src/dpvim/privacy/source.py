@@ -57,6 +57,8 @@ class BatchNoiseSource:
             else:
                 rows = self._sampler.draw(num_steps)
             drawn = (rows, self._noise.draw(num_steps))
+        if num_steps == capacity:  # as most chunks are; nothing is copied
+            return drawn
         more = [(0, capacity - num_steps), (0, 0)]
         return np.pad(drawn[0], more), np.pad(drawn[1], more)
 
