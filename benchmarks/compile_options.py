@@ -3,9 +3,10 @@
     python benchmarks/compile_options.py [--works 0 4 6 7] [--steps 1024] [--rounds 12]
 
 The programs run in turn in one process with XLA's default threads (or `NPROC`), with batches and
-noise drawn beforehand; the table has the least and the median of CPU time and time on the clock, and
-whether the parameters are those of the first program to the last bit. Options that XLA takes for
-a whole process only are given as `XLA_FLAGS`. Works are those of `benchmarks/speed.py`, by number.
+noise drawn beforehand; the table has the least and the median of CPU time and time on the clock,
+and whether the parameters are those of the first program to the last bit. Options that XLA takes
+for a whole process only are given as `XLA_FLAGS`. Works are those of `benchmarks/speed.py`, by
+number.
 """
 
 from __future__ import annotations

@@ -34,12 +34,14 @@ def serve(number: int, steps: int) -> None:
     import optax
     import speed
 
+    from dpvim.svi import DPSVI
+
     warnings.simplefilter("ignore")
     work = speed.WORKS[number]
     model, data = work.make()
     plan = speed.plan_for(len(jax.tree.leaves(data)[0]))
     optimizer = optax.adam(1e-3)
-    svi = speed.DPSVI(model, work.family, optimizer, plan, variant=work.variant, seed=0)
+    svi = DPSVI(model, work.family, optimizer, plan, variant=work.variant, seed=0)
     first = True
     for _ in sys.stdin:
         began = time.perf_counter(), time.process_time()
