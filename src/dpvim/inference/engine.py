@@ -82,7 +82,7 @@ class Engine(NamedTuple):
 
     @property
     def numbers_a_step(self) -> int:
-        """How many numbers a step works on at a time."""
+        """Numbers that a step works on at a time."""
         return _numbers_a_step(self.plan, self.family)
 
     def source(self, num_rows: int, streams: SecretStreams) -> BatchNoiseSource:
