@@ -64,7 +64,7 @@ def pairs_of(loadings, counts: PairCounts) -> np.ndarray:
 def draws_of(counts: PairCounts, fitted, seeds) -> np.ndarray:
     """Expected counts of pairs under draws of the posterior."""
     factor = prior_factor(counts, IN_ORDER)
-    draws = (draw_loadings(counts, factor, fitted, each) for each in seeds)
+    draws = (draw_loadings(counts, factor, fitted, each).loadings for each in seeds)
     return np.array([pairs_of(each, counts) for each in draws])
 
 
@@ -112,7 +112,7 @@ def test_rare_levels_do_not_become_frequent():
         factor = prior_factor(released, (0, 0))
         fitted = fit_traits(released, factor, num_points=POINTS, seed=0)
         draws = [
-            mixture_of(draw_loadings(released, factor, fitted, each), POINTS, (3, 40))
+            mixture_of(draw_loadings(released, factor, fitted, each).loadings, POINTS, (3, 40))
             for each in np.random.SeedSequence(0).spawn(3)
         ]
         found += [expected_counts(draw, counts.sum())[0][2] for draw in draws]
