@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from dpvim._compile import jit_once, single_precision
+from dpvim._compile import jit_on_one_thread, jit_once, single_precision
 from dpvim.inference.blocks import Blocks
 from dpvim.inference.families import Family, Params
 from dpvim.inference.gradient import PrivateGradient, Problem, make_private_gradient
@@ -27,6 +27,8 @@ from dpvim.privacy.source import BatchNoiseSource
 from dpvim.types import Origin, Record, Scalar
 
 _ETA_BLOCK = 32
+# Steps on up to so many numbers are small: mostly the way from one operation to the next.
+SMALL_STEP = 2**19
 
 
 class State(NamedTuple):
@@ -80,6 +82,11 @@ class Engine(NamedTuple):
     run_chunks_apart: Callable[..., tuple[State, Params, Info | None]]
     blocks: Blocks | None = None
     sharing: Sharing | None = None
+
+    @property
+    def numbers_a_step(self) -> int:
+        """Numbers that a step works on at a time."""
+        return _numbers_a_step(self.plan, self.family)
 
     def source(self, num_rows: int, streams: SecretStreams) -> BatchNoiseSource:
         """Batches and noise for a run on so many records, or on those of all processes."""
@@ -138,6 +145,7 @@ def make_engine(
         return filled_up(data, sharing.shard, microbatch_size(plan, problem.dim))
 
     run_chunk = functools.partial(_run_chunk, step, family, variant)
+    jit = jit_on_one_thread if _numbers_a_step(plan, family) <= SMALL_STEP else jax.jit
     return Engine(
         family,
         variant,
@@ -146,12 +154,16 @@ def make_engine(
         single_precision(problem.arrange),
         init,
         step,
-        jax.jit(run_chunk),
-        jax.jit(jax.vmap(run_chunk, (0, None, 0, 0, None))),
-        jax.jit(jax.vmap(run_chunk, (0, 0, 0, 0, None))),
+        jit(run_chunk),
+        jit(jax.vmap(run_chunk, (0, None, 0, 0, None))),
+        jit(jax.vmap(run_chunk, (0, 0, 0, 0, None))),
         problem.blocks,
         sharing,
     )
+
+
+def _numbers_a_step(plan: Plan, family: Family) -> int:
+    return microbatch_size(plan, family.dim) * family.dim + family.num_params
 
 
 @single_precision

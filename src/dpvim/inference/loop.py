@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpvim._compile import single_precision
-from dpvim.inference.engine import Engine, Info, State
+from dpvim.inference.engine import SMALL_STEP, Engine, Info, State
 from dpvim.inference.families import Params
 from dpvim.inference.monitor import UNMONITORED, RunMonitor
 from dpvim.inference.progress import NOBODY, Keeper, Progress
@@ -26,7 +26,7 @@ from dpvim.inference.release_sums import Collector, ReleaseSums
 from dpvim.inference.steering import SteeredReleases, Steering
 from dpvim.inference.trace import Trace
 from dpvim.mapped import are_mapped
-from dpvim.privacy.batches import BatchReader, microbatch_size, num_rows_of
+from dpvim.privacy.batches import BatchReader, num_rows_of
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.types import BudgetExceededError, Record
 
@@ -36,8 +36,7 @@ _CHUNK_SECONDS = 0.5
 _CHUNK_BYTES = 64 * 2**20
 _LONGEST_CHUNK = 4096
 _FIRST_CHUNK = 16
-# Vectorised runs work on so many numbers at a time, and are so many.
-_NUMBERS_TOGETHER = 2**19
+# Vectorised runs are so many.
 _MOST_RUNS_TOGETHER = 16
 
 
@@ -372,9 +371,7 @@ def runs_per_program(engine: Engine) -> int:
     Small steps are mostly the way from one operation to the next, which vectorised runs share.
     Large ones gain nothing and lose the caches.
     """
-    dim = engine.family.dim
-    numbers_a_step = microbatch_size(engine.plan, dim) * dim + engine.family.num_params
-    return max(1, min(_MOST_RUNS_TOGETHER, _NUMBERS_TOGETHER // numbers_a_step))
+    return max(1, min(_MOST_RUNS_TOGETHER, SMALL_STEP // engine.numbers_a_step))
 
 
 def _check_budget(engine: Engine, first: int, num_steps: int) -> None:

@@ -64,6 +64,8 @@ class BatchNoiseSource:
             )
         with self._lock:
             drawn = (self._rows(num_steps), self._noise.draw(num_steps))
+        if num_steps == capacity:  # as most chunks are; nothing is copied
+            return drawn
         more = [(0, capacity - num_steps), (0, 0)]
         return np.pad(drawn[0], more), np.pad(drawn[1], more)
 
