@@ -117,6 +117,16 @@ def doubts_of(
         mild.append(_MIXTURE)
 
     grave: list[str] = []
+    untold = _untold(releases, curvature, prior_scale)
+    if untold > _MAX_UNTOLD * dim:
+        # Components that have merged look like this, and then the run is lost. Elsewhere it may be
+        # levels with few records, which do no harm.
+        (grave if is_mixture else mild).append(
+            f"of {untold} combinations of the {dim} parameters the data tell little more than the "
+            "prior. If parameters act only together (factors of a product, components that "
+            "merge), the log-likelihood is no quadratic over so wide a range: write the model in "
+            "fewer parameters, or give tighter priors. Levels with few records do no harm."
+        )
     unexplained, errors = _unexplained(releases, plan, spectrum)
     if any(unexplained > part and errors > least for part, least in _UNEXPLAINED):
         grave.append(
@@ -129,14 +139,6 @@ def doubts_of(
             "the log-likelihood is not concave at the end of the run: it is at a saddle, or "
             "between several modes. Order or fix what can be exchanged, or start closer to the "
             "answer (init_params=, from public knowledge)."
-        )
-    untold = _untold(releases, curvature, prior_scale)
-    if untold > _MAX_UNTOLD * dim:
-        grave.append(
-            f"of {untold} combinations of the {dim} parameters the data tell little more than the "
-            "prior: parameters that act only together (factors of a product, components that "
-            "merge) are no quadratic over so wide a range. Write the model in fewer parameters, "
-            "give tighter priors, or take more records."
         )
     if clipped > _MAX_CLIPPED:
         grave.append(
