@@ -27,7 +27,7 @@ from jaxtyping import Bool, Float
 
 from dpvim.inference.belief import Belief, advance, measure
 from dpvim.inference.clip_relief import relief
-from dpvim.inference.windows import NUM_WINDOWS, Window, windows_of
+from dpvim.inference.windows import NUM_NARROW, NUM_WINDOWS, Window, windows_of
 from dpvim.privacy.norm_counts import COUNT_SHARE, NORM_BIN_ENDS, NUM_NORM_BINS
 from dpvim.privacy.plan import Plan
 
@@ -75,6 +75,15 @@ class SteeredReleases(NamedTuple):
     def is_complete(self) -> bool:
         """True if all windows were finished."""
         return bool((self.steps > 0).all())
+
+    def gradients_at_last(
+        self, curvature: Float[np.ndarray, "d d"]
+    ) -> Float[np.ndarray, "narrow d"]:
+        """Mean gradients of the narrow windows, carried to the last centre by the curvature."""
+        recent = slice(-NUM_NARROW, None)
+        away = self.centre[recent] - self.centre[-1]
+        points = self.point[recent] + np.linalg.solve(self.factor, away.T).T
+        return self.gradient[recent] + points @ curvature
 
 
 class Steering:

@@ -18,6 +18,7 @@ from dpvim.posterior.from_releases.exact_prior import (
     draws_with_prior,
     posterior_from_windows,
 )
+from dpvim.posterior.from_releases.hedge import HEDGED
 from dpvim.posterior.from_releases.regression import GaussianPrior
 from dpvim.posterior.from_releases.steered import closed_form
 
@@ -187,7 +188,7 @@ def test_a_sampler_in_trouble_is_a_doubt():
     prior = GaussianPrior(np.zeros(4), SCALE)
     releases, plan = steered(20.0)
     latents = np.random.default_rng(0).normal(size=(100, 4))
-    for r_hat, doubts in ((1.0, ()), (1.5, (SAMPLER_DOUBT,))):
+    for r_hat, doubts in ((1.0, ()), (1.5, (SAMPLER_DOUBT, HEDGED))):
         draws = PriorDraws(latents, np.array(r_hat), np.array(400.0), np.array(0.0))
         found, _ = posterior_from_windows(releases, plan, prior, draws=draws)
         assert found.doubts == doubts

@@ -31,6 +31,7 @@ from dpvim.inference.steering import SteeredReleases
 from dpvim.posterior.convergence import Windows
 from dpvim.posterior.drawn import DrawnPosterior
 from dpvim.posterior.from_releases import GaussianMixture
+from dpvim.posterior.from_releases.hedge import hedged
 from dpvim.posterior.from_releases.regression import GaussianPrior
 from dpvim.posterior.from_releases.steered import ClosedForm, closed_form
 from dpvim.privacy.plan import PrivacyPlan
@@ -107,7 +108,9 @@ def posterior_from_windows(
     )
     if draws is None and log_prior is not None:
         draws = draws_with_prior(closed.mixture, prior, log_prior)
-    return (closed.mixture if draws is None else _drawn(closed, draws)), draws
+    found = closed.mixture if draws is None else _drawn(closed, draws)
+    is_grave = closed.is_gravely_doubted or not (draws is None or draws.are_good)
+    return (hedged(found, prior) if is_grave else found), draws
 
 
 @single_precision
