@@ -246,6 +246,26 @@ def bits_of_fit(fit):
     return [np.asarray(leaf).tobytes() for leaf in leaves]
 
 
+PERSONS = np.arange(300) // 3  # three rows each, of which two are used
+BY_PERSON = {"group_by": PERSONS, "max_rows_per_person": 2}
+
+
+def test_a_fit_by_persons_goes_on_with_the_same_rows_of_each(tmp_path, monkeypatch):
+    """With the same noise and other rows, the difference of two releases would have no noise."""
+    whole = quick(tmp_path / "whole", **BY_PERSON)
+    crash(tmp_path / "run", monkeypatch, **BY_PERSON)
+    for name, value in {
+        "data": PERSONS[::-1] // 2 * 2,
+        "plan": None,
+    }.items():
+        changes = {"group_by": value} if name == "data" else {"max_rows_per_person": 3}
+        with pytest.raises(dpvim.FileError, match=f"run with other .*{name}.*not be used"):
+            quick(tmp_path / "run", **(BY_PERSON | changes))
+    assert bits_of_fit(quick(tmp_path / "run", **BY_PERSON)) == bits_of_fit(whole)
+    monkeypatch.setattr(checkpoints, "fresh_secret", lambda: SECRET[::-1])
+    assert bits_of_fit(quick(tmp_path / "other", **BY_PERSON)) != bits_of_fit(whole)
+
+
 def other_rows():
     changed = X.copy()
     changed[17, 1] += 1e-3
@@ -327,8 +347,11 @@ def test_many_fits_and_those_without_privacy_have_no_checkpoint(tmp_path):
     [
         ("steered", 1),
         *(
-            pytest.param(kind, kills, marks=pytest.mark.long)  # fifty in all; more in a command
-            for kind, kills in (("steered", 20), ("aligned", 15), ("counts", 15))
+            pytest.param(kind, kills, marks=pytest.mark.long)  # over fifty in all; more in a command
+            for kind, kills in (
+                *(("steered", 20), ("aligned", 15), ("persons", 10)),
+                *(("counts", 15), ("counts of persons", 5)),
+            )
         ),
     ],
 )

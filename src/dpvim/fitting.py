@@ -18,7 +18,7 @@ from dpvim._compile import single_precision
 from dpvim._progress import show_progress
 from dpvim.bridge.data import ModelInput, check_model
 from dpvim.bridge.model import bridge
-from dpvim.bridge.persons import GROUP_BY, read_inputs, rows_of
+from dpvim.bridge.persons import GROUP_BY, given_rows, read_inputs, rows_of
 from dpvim.inference.loop import runs_per_program
 from dpvim.inference.monitor import RunMonitor, monitoring
 from dpvim.ledger.book import Job
@@ -29,7 +29,7 @@ from dpvim.privacy.plan import Plan, PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams, fresh_key
 from dpvim.privacy.steps import StepCounter, origin_of
 from dpvim.result import Fit, Session
-from dpvim.resumable import kept, refuse_checkpoint_of_persons
+from dpvim.resumable import kept
 from dpvim.strategy import Request, choose
 from dpvim.svi import warn_of_seed
 from dpvim.types import Origin
@@ -229,13 +229,8 @@ def _fit_all(
     check_model(model, data, [name for name in keyword_data if name != GROUP_BY])
     seeds = [call.options.seed for call in calls]
     most_rows = calls[0].length.max_rows_per_person
-    refuse_checkpoint_of_persons(calls[0].options.checkpoint, most_rows)
-    inputs = read_inputs(
-        data,
-        keyword_data,
-        max_rows_per_person=most_rows,
-        streams=SecretStreams(None if None in seeds else seeds[0]),
-    )
+    read = functools.partial(read_inputs, data, keyword_data, max_rows_per_person=most_rows)
+    inputs = read(streams=SecretStreams(None if None in seeds else seeds[0]))
     bridged = bridge(model, inputs)
     chosen = choose(calls, bridged, inputs.num_rows)
     plans = [strategy.plan for strategy in chosen]
@@ -257,8 +252,9 @@ def _fit_all(
             prior = chosen[members[0]].prior
             prepared = PreparedFit(model, plan, options[0], inputs, bridged, prior)
             if options[0].checkpoint is not None:  # there is one call, and it pays for itself
+                given = inputs.records if most_rows is None else given_rows(data, keyword_data)
                 kept_run = functools.partial(
-                    _run_kept, prepared, calls[0].delta, inputs, monitor, account
+                    _run_kept, prepared, calls[0].delta, inputs, read, given, monitor, account
                 )
                 todo.append(kept_run)
             else:
@@ -324,6 +320,8 @@ def _run_kept(
     prepared: PreparedFit,
     delta: float | None,
     inputs: ModelInput,
+    read: Callable[..., ModelInput],
+    given: Any,
     monitor: RunMonitor,
     account: Account | None,
 ) -> list[RunResult]:
@@ -331,10 +329,17 @@ def _run_kept(
 
     Whoever continues the run finds its booking under the checkpoint's id. It is settled when the
     run is whole: until then it may go on.
+
+    Args:
+        read: Reads `inputs` again, with other coins.
+        given: What they are made from.
     """
     options, plan = prepared.options, prepared.plan
     num_steps = plan.num_steps
-    with kept(prepared, options, inputs, delta=delta) as keeper:
+    with kept(prepared, options, inputs, given, delta=delta) as keeper:
+        if plan.max_rows_per_person is not None:
+            # The run's own coins: with the same noise, the rows of a person must be the same.
+            inputs = read(streams=keeper.streams)
         booking = None
         if account is not None:
             assert isinstance(plan, PrivacyPlan)

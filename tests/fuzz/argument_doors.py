@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import decimal
 import fractions
+import functools
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,6 +30,7 @@ import dpvim
 import dpvim.fitting
 import dpvim.tuning
 from dpvim.ledger.book import Ledger
+from dpvim.privacy.counts import CountMechanism
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.synthesis.analysis.pooling import analyze
 from dpvim.synthesis.analysis.rubin import combine
@@ -72,10 +74,15 @@ def _reach(*args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def _stopped_at_first_step() -> Iterator[None]:
+    here = _SCRATCH / "here"  # for folders that a checkpoint makes, which has any name
+    shutil.rmtree(here, ignore_errors=True)
+    here.mkdir()
     with (
+        contextlib.chdir(here),
         mock.patch.object(dpvim.fitting, "in_parallel", _reach),
         mock.patch.object(marginal_fit, "release", _reach),
         mock.patch.object(dpvim.tuning.Trials, "run", _reach),
+        mock.patch.object(CountMechanism, "release", _reach),
         contextlib.suppress(ReachedError),
     ):
         yield
@@ -154,11 +161,36 @@ def _tune(case: dict[str, Any]) -> None:
         dpvim.tune(candidates, rows, **{"ledger": path, **options})
 
 
-def _held_out(case: dict[str, Any]) -> None:
+def _fit_nonprivate(case: dict[str, Any]) -> None:
     options = dict(case)
-    with _ledger_watched() as path:
+    with _stopped_at_first_step():
+        dpvim.fit_nonprivate(options.pop("model"), options.pop("x"), **options)
+
+
+def _check_fit(case: dict[str, Any], check: Callable[..., Any]) -> None:
+    options = dict(case)
+    if options["fit"] is _FITTED:
+        options["fit"] = _fitted()
+    with _ledger_watched() as path, _stopped_at_first_step():
         fit, rows = options.pop("fit"), options.pop("x")
-        dpvim.held_out(fit, rows, **{"ledger": path, **options})
+        check(fit, rows, **{"ledger": path, **options})
+
+
+def _held_out(case: dict[str, Any]) -> None:
+    _check_fit(case, dpvim.held_out)
+
+
+def _predictive_check(case: dict[str, Any]) -> None:
+    _check_fit(case, dpvim.predictive_check)
+
+
+_FITTED = "a fit"
+
+
+@functools.cache
+def _fitted() -> dpvim.Fit:
+    options = {**_FIT, "num_steps": 300, "learning_rate": 0.01, "progress": False}
+    return dpvim.fit(options.pop("model"), options.pop("x"), **options)
 
 
 _TUNE = {"candidates": {"one": _model, "other": _model}, "x": _ROWS, "epsilon": 1.0, "delta": 1e-5}
@@ -291,7 +323,9 @@ def harnesses() -> list[Harness]:
     made = {"frame": whole_files.table(), "schema": whole_files.schema(), "epsilon": 1.0}
     each = {**_FIT, "each": [{"epsilon": 1.0}, {"epsilon": 2.0}]}
     del each["epsilon"]
-    scored = {"fit": None, "x": _ROWS, "epsilon": 1.0, "delta": 1e-5}
+    scored = {"fit": _FITTED, "x": _ROWS, "epsilon": 1.0, "delta": 1e-5}
+    without = {"model": _model, "x": _ROWS, "num_steps": 8}
+    of_checks = ("relation", "num_examples", "seed", "ledger", "purpose", "group_by", "no_such")
     readers = st.tuples(st.sampled_from([*_READERS]), arguments | st.sampled_from(_PATHS))
     return [
         Harness("readers", readers, _read, 2),
@@ -301,7 +335,14 @@ def harnesses() -> list[Harness]:
         Harness("analyze", analyses | formulas, _analyze, 0.5),
         Harness("combine", faults(pooled, ("num_rows", "names", "level")), _combine),
         Harness("synthesize", faults(made, _SYNTHESIZE_OPTIONS), _synthesize, 0.5),
-        Harness("held out", faults(scored, ("against", "num_draws", "seed")), _held_out, 0.3),
+        Harness("held out", faults(scored, ("against", "num_draws", *of_checks)), _held_out, 0.2),
+        Harness(
+            "predictive check",
+            faults(scored, ("statistics", *of_checks)),
+            _predictive_check,
+            0.2,
+        ),
+        Harness("fit nonprivate", faults(without, _FIT_OPTIONS), _fit_nonprivate, 0.2),
         Harness("plan", faults(_FIT, _FIT_OPTIONS), _plan, 0.2),
         Harness("fit", faults(_FIT, _FIT_OPTIONS), _fit, 0.2),
         Harness("fit many", faults(each, _FIT_OPTIONS), _fit_many, 0.2),

@@ -117,15 +117,15 @@ def _bracketed_root(cost: Callable[[float], float], epsilon: float, guess: float
     high, width = guess + 0.05, 0.1
     while cost(high) > epsilon:
         high, width = high + width, 2 * width
-    low = high - width
+    low, least = high - width, math.log(_MIN_NOISE)
     while cost(low) <= epsilon:
-        low, high, width = low - 2 * width, low, 2 * width
-        if low < math.log(_MIN_NOISE):
+        if low <= least:
             raise ValueError(
                 "delta: expected less than the probability that a record is in any batch at all. "
                 f"At this one even next to no noise costs less than epsilon = {epsilon:g}, and "
                 "protects nobody who was sampled; choose a smaller delta."
             )
+        low, high, width = max(least, low - 2 * width), low, 2 * width
 
     def log_excess(log_noise: float) -> float:  # closer to a straight line
         return math.log(max(cost(log_noise) / epsilon, 0.01))

@@ -59,7 +59,9 @@ def read_names(
     """The given names, else those that were found, else q1, q2, ..."""
     if given is None:
         return found or tuple(f"q{i + 1}" for i in range(k))
-    _validate.an_instance("names", given, Iterable, "a list of names")
+    of_no_list = isinstance(given, np.ndarray) and given.ndim != 1
+    if of_no_list or not isinstance(given, Iterable):
+        raise TypeError(f"names: expected a list of names, got {_validate.shown(given)}.")
     names = (given,) if isinstance(given, str) else tuple(map(str, given))
     for name in names:
         _validate.text("names", name)
