@@ -49,7 +49,7 @@ def digest_of_fit(kind: str, folder: Path, number: int) -> str:
     found: Any
     if kind.startswith("counts"):
         table, schema = _table()
-        by_person = {}
+        by_person: dict[str, Any] = {}
         if "persons" in kind:
             table, by_person = table.assign(who=np.arange(len(table)) // 3), {"group_by": "who"}
         twin = dpvim.synthesize(table, schema, epsilon=1.0, checkpoint=folder, **by_person)

@@ -25,6 +25,7 @@ LAYERS = [
         "files",
         "archives",
         "cache",
+        "cells",
         "fingerprint",
         "mapped",
     },

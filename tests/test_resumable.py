@@ -347,7 +347,9 @@ def test_many_fits_and_those_without_privacy_have_no_checkpoint(tmp_path):
     [
         ("steered", 1),
         *(
-            pytest.param(kind, kills, marks=pytest.mark.long)  # over fifty in all; more in a command
+            pytest.param(
+                kind, kills, marks=pytest.mark.long
+            )  # over fifty in all; more in a command
             for kind, kills in (
                 *(("steered", 20), ("aligned", 15), ("persons", 10)),
                 *(("counts", 15), ("counts of persons", 5)),

@@ -86,6 +86,13 @@ def an_instance(name: str, value: object, kinds: type | tuple[type, ...], expect
         raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}.")
 
 
+def many(name: str, value: object, expected: str) -> None:
+    """Refuse what has no elements, such as an array without an axis."""
+    has_no_axis = getattr(value, "shape", None) == ()
+    if has_no_axis or not isinstance(value, Iterable):
+        raise TypeError(f"{name}: expected {expected}, got {shown(value)}.")
+
+
 def one_of(name: str, value: object, options: Iterable[str]) -> str:
     """One of a few strings; a near miss is pointed out."""
     choices = list(options)

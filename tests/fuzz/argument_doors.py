@@ -345,8 +345,8 @@ def harnesses() -> list[Harness]:
         Harness("fit nonprivate", faults(without, _FIT_OPTIONS), _fit_nonprivate, 0.2),
         Harness("plan", faults(_FIT, _FIT_OPTIONS), _plan, 0.2),
         Harness("fit", faults(_FIT, _FIT_OPTIONS), _fit, 0.2),
-        Harness("fit many", faults(each, _FIT_OPTIONS), _fit_many, 0.2),
-        Harness("tune", faults(_TUNE, ("method", "chance", "num_steps")), _tune, 0.2),
+        Harness("fit many", faults(each, ("on", *_FIT_OPTIONS)), _fit_many, 0.2),
+        Harness("tune", faults(_TUNE, ("method", "chance", "num_steps", "on")), _tune, 0.2),
     ]
 
 

@@ -173,7 +173,10 @@ def _check_statistics(statistics: Any) -> None:
     _validate.an_instance("statistics", statistics, Mapping, expected)
     for name, statistic in statistics.items():
         _validate.text("statistics", name)
-        _validate.an_instance(f"statistics[{name!r}]", statistic, Callable, "a function")
+        if not callable(statistic):
+            raise TypeError(
+                f"statistics[{name!r}]: expected a function, got {type(statistic).__name__}."
+            )
 
 
 def _ranks(

@@ -11,12 +11,14 @@ import pandas as pd
 import typer
 
 from dpvim._extras import require
+from dpvim.cells import PLACES, THREADS
 from dpvim.cli.common import plain_errors, print_json
 from dpvim.cli.options import AsJson
 from dpvim.experiments.experiment import AS_PUBLISHED, RECOMMENDED, WAYS, Scope
 from dpvim.experiments.registry import NAMES, RUNTIME, find
 from dpvim.ledger.book import Ledger
 
+Place = StrEnum("Place", {name: name for name in PLACES})  # type: ignore[misc]
 ExperimentName = StrEnum("ExperimentName", {name: name for name in NAMES})  # type: ignore[misc]
 
 
@@ -55,6 +57,9 @@ def reproduce(
     draw_only: Annotated[
         bool, typer.Option("--draw-only", help="Run nothing; draw what has been run.")
     ] = False,
+    on: Annotated[
+        Place, typer.Option(help="threads of this process, or workers of a Ray cluster.")
+    ] = Place(THREADS),
     as_json: AsJson = False,
 ) -> None:
     """Rerun the paper's experiments: a table, a figure and a verdict on each claim.
@@ -88,7 +93,7 @@ def reproduce(
         # records has it in their ledger all the same, marked, at the price without the seeds.
         booked_in = None if ledger is None else Ledger(ledger, data=table, allow_seeds=True)
         found = {
-            name.value: _one(name.value, scope, output, draw_only, as_json, booked_in)
+            name.value: _one(name.value, scope, output, draw_only, as_json, booked_in, on.value)
             for name in names
         }
     if as_json:
@@ -102,6 +107,7 @@ def _one(
     draw_only: bool,
     as_json: bool,
     ledger: Ledger | None = None,
+    on: str = THREADS,
 ) -> dict[str, object]:
     running = require("dpvim.experiments.running", extra="reproduce")
     if name == RUNTIME:
@@ -110,7 +116,9 @@ def _one(
         folder, verdicts = output / name, []
     else:
         try:
-            outcome = running.reproduce(find(name), scope, output, run=not draw_only, ledger=ledger)
+            outcome = running.reproduce(
+                find(name), scope, output, run=not draw_only, ledger=ledger, on=on
+            )
         except KeyboardInterrupt:
             typer.echo(
                 f"{name}: interrupted. What is done is kept in {output}; the same command goes on "

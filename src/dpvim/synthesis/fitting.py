@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-import numpy as np
 import pandas as pd
 
 from dpvim import _validate, checkpoints
@@ -424,9 +423,7 @@ def opened_table(
         yield table
 
 
-def pieces_of(
-    source: Source, schema: Schema, group_by: str | None, **reading: Any
-) -> Frames:
+def pieces_of(source: Source, schema: Schema, group_by: str | None, **reading: Any) -> Frames:
     """A table, piece by piece, with the persons' ids if `group_by` names them.
 
     Args:

@@ -59,9 +59,7 @@ def read_names(
     """The given names, else those that were found, else q1, q2, ..."""
     if given is None:
         return found or tuple(f"q{i + 1}" for i in range(k))
-    of_no_list = isinstance(given, np.ndarray) and given.ndim != 1
-    if of_no_list or not isinstance(given, Iterable):
-        raise TypeError(f"names: expected a list of names, got {_validate.shown(given)}.")
+    _validate.many("names", given, "a list of names")
     names = (given,) if isinstance(given, str) else tuple(map(str, given))
     for name in names:
         _validate.text("names", name)
