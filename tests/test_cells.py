@@ -112,7 +112,7 @@ class TestOnRay:
         assert dict(ray.sweep(square, 2, range(7)).results()) == {i: 2 * i**2 for i in range(7)}
 
     def test_an_error_of_a_cell_is_its_own(self, ray, tmp_path):
-        with pytest.raises(ValueError, match="^cell: 3$"):
+        with pytest.raises(ValueError, match=r"^cell: 3$"):
             list(ray.sweep(fail, tmp_path / "log", [3]).results())
 
     def test_a_cell_whose_worker_died_is_not_called_again(self, ray, tmp_path):

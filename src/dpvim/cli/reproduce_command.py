@@ -11,15 +11,21 @@ import pandas as pd
 import typer
 
 from dpvim._extras import require
-from dpvim.cells import PLACES, THREADS
+from dpvim.cells import RAY, THREADS
 from dpvim.cli.common import plain_errors, print_json
 from dpvim.cli.options import AsJson
 from dpvim.experiments.experiment import AS_PUBLISHED, RECOMMENDED, WAYS, Scope
 from dpvim.experiments.registry import NAMES, RUNTIME, find
 from dpvim.ledger.book import Ledger
 
-Place = StrEnum("Place", {name: name for name in PLACES})  # type: ignore[misc]
 ExperimentName = StrEnum("ExperimentName", {name: name for name in NAMES})  # type: ignore[misc]
+
+
+class Place(StrEnum):
+    """Where cells are run."""
+
+    threads = THREADS
+    ray = RAY
 
 
 def reproduce(
@@ -59,7 +65,7 @@ def reproduce(
     ] = False,
     on: Annotated[
         Place, typer.Option(help="threads of this process, or workers of a Ray cluster.")
-    ] = Place(THREADS),
+    ] = Place.threads,
     as_json: AsJson = False,
 ) -> None:
     """Rerun the paper's experiments: a table, a figure and a verdict on each claim.
