@@ -312,6 +312,13 @@ def test_a_constant_array_of_a_model_is_part_of_it():
     assert digest(np.array([0.0, 1.0, 2.0 + 1e-6])) != first
 
 
+def test_a_run_whose_bits_may_differ_has_no_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with pytest.raises(ValueError, match="checkpoint: expected a run on the CPU, got one on 'gpu'"):
+        quick(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_ctrl_c_keeps_the_progress_and_resume_is_sent_to_the_checkpoint(
     tmp_path, monkeypatch, ctrl_c
 ):

@@ -79,6 +79,12 @@ def kept(
     """
     if options.checkpoint is None:
         raise ValueError("checkpoint: expected a folder, got None.")
+    if (backend := jax.default_backend()) != "cpu":
+        raise ValueError(
+            f"checkpoint: expected a run on the CPU, got one on {backend!r}, where a step that is "
+            "taken again may round differently: two releases with the same noise. Leave out the "
+            "checkpoint, or set JAX_PLATFORMS=cpu."
+        )
     question = question_of(prepared, options, inputs, delta=delta)
     with checkpoints.opened(options.checkpoint, question, data_digest(given)) as checkpoint:
         yield CheckpointKeeper(checkpoint, options.seed, prepared.plan.num_steps)
