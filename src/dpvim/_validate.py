@@ -10,7 +10,7 @@ from numbers import Integral, Real
 _MOST_SHOWN = 300
 LARGEST_INTEGER = 2**53
 """The accountant computes in floats, which hold integers up to here."""
-SMALLEST_EPSILON, LARGEST_EPSILON = 1e-4, 1e5
+SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 1e6
 """Beyond them its grids end: no noise would do, or none would be noticed."""
 
 
@@ -27,7 +27,7 @@ def epsilon(name: str, value: object) -> float:
     number = positive(name, value)
     if not SMALLEST_EPSILON <= number <= LARGEST_EPSILON:
         hint = "Useful ones lie between 0.01 and 10."
-        raise ValueError(_message(name, "a number between 1e-4 and 1e5", value, hint))
+        raise ValueError(_message(name, "a number between 1e-6 and 1e6", value, hint))
     return number
 
 

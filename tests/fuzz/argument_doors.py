@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pandas as pd
 import whole_files
 from fuzz_harness import Harness, expect
@@ -184,6 +186,67 @@ def _predictive_check(case: dict[str, Any]) -> None:
     _check_fit(case, dpvim.predictive_check)
 
 
+def _plan_tuning(case: dict[str, Any]) -> None:
+    options = dict(case)
+    found = dpvim.plan_tuning(options.pop("candidates"), options.pop("x"), **options)
+    expect(0 < found.epsilon <= options["epsilon"], f"it costs {found.epsilon}")
+
+
+def _dpsvi(case: dict[str, Any]) -> None:
+    options = dict(case)
+    if "start" in options:
+        options["init_params"] = {"mean": options.pop("start")}
+    rows, key, init_params = (options.pop(name) for name in ("x", "key", "init_params"))
+    svi = dpvim.DPSVI(options.pop("model"), options.pop("family"), **options)
+    svi.init(key, rows, init_params=init_params)
+
+
+_DPSVI = {
+    "model": _model,
+    "family": "mean_field",
+    "optimizer": optax.sgd(0.01),
+    "plan": PrivacyPlan(
+        num_examples=40, sampling_prob=1.0, num_steps=3, clip_norm=1.0, noise_multiplier=9.0
+    ),
+    "x": _ROWS,
+    "key": jax.random.key(0),
+    "init_params": None,
+}
+
+
+def _use_posterior(case: tuple[str, Any]) -> None:
+    """One argument of one method of what a fit or a twin gives."""
+    name, value = case
+    posterior, twin = _fitted().posterior, _twin()
+    calls: dict[str, Callable[[], Any]] = {
+        "sample": lambda: posterior.sample(value),
+        "sample, seed": lambda: posterior.sample(2, seed=value),
+        "log_prob": lambda: posterior.log_prob(value),
+        "interval": lambda: posterior.interval(value),
+        "summary": lambda: posterior.summary(value),
+        "posterior_from": lambda: _fitted().posterior_from(value),
+        "posterior_at": lambda: _fitted().posterior_at(value),
+        "resume": lambda: _fitted().resume(value),
+        "twin": lambda: twin.sample(value),
+        "twin, seed": lambda: twin.sample(2, seed=value),
+        "closest": lambda: twin.closest(value),
+        "broken_shares": lambda: twin.broken_shares(value),
+    }
+    calls[name]()
+
+
+_METHODS = (
+    *("sample", "sample, seed", "log_prob", "interval", "summary", "posterior_from"),
+    *("posterior_at", "resume", "twin", "twin, seed", "closest", "broken_shares"),
+)
+
+
+@functools.cache
+def _twin() -> Twin:
+    options = {"epsilon": 1.0, "components": 8, "progress": False}
+    return synthesize(whole_files.table(), whole_files.schema(), **options)
+
+
 _FITTED = "a fit"
 
 
@@ -325,6 +388,7 @@ def harnesses() -> list[Harness]:
     del each["epsilon"]
     scored = {"fit": _FITTED, "x": _ROWS, "epsilon": 1.0, "delta": 1e-5}
     without = {"model": _model, "x": _ROWS, "num_steps": 8}
+    of_dpsvi = ("variant", "scale_transform", "init_scale", "probe_width", "seed", "start")
     of_checks = ("relation", "num_examples", "seed", "ledger", "purpose", "group_by", "no_such")
     readers = st.tuples(st.sampled_from([*_READERS]), arguments | st.sampled_from(_PATHS))
     return [
@@ -342,6 +406,9 @@ def harnesses() -> list[Harness]:
             _predictive_check,
             0.2,
         ),
+        Harness("plan tuning", faults(_TUNE, ("method", "chance", "relation")), _plan_tuning, 0.2),
+        Harness("dpsvi", faults(_DPSVI, of_dpsvi), _dpsvi, 0.2),
+        Harness("posterior", st.tuples(st.sampled_from(_METHODS), arguments), _use_posterior, 0.5),
         Harness("fit nonprivate", faults(without, _FIT_OPTIONS), _fit_nonprivate, 0.2),
         Harness("plan", faults(_FIT, _FIT_OPTIONS), _plan, 0.2),
         Harness("fit", faults(_FIT, _FIT_OPTIONS), _fit, 0.2),

@@ -22,7 +22,7 @@ ExperimentName = StrEnum("ExperimentName", {name: name for name in NAMES})  # ty
 
 
 class Place(StrEnum):
-    """Where cells are run."""
+    """A place for cells to be run."""
 
     threads = THREADS
     ray = RAY
