@@ -321,11 +321,11 @@ def warn_of_seed(plan: Plan, seed: int | None, *, stacklevel: int = 3) -> None:
 
 
 def _check_key(key: object) -> None:
-    given = (getattr(key, "dtype", None), getattr(key, "shape", None))
-    is_array = isinstance(key, jax.Array | np.ndarray)
-    is_typed = is_array and jax.numpy.issubdtype(given[0], jax.dtypes.prng_key)
-    if not ((is_typed and given[1] == ()) or (is_array and given == (np.uint32, (2,)))):
-        raise TypeError(f"key: expected jax.random.key(...), got {_validate.shown(key)}.")
+    if isinstance(key, jax.Array | np.ndarray):
+        is_typed = key.shape == () and jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key)
+        if is_typed or (key.dtype, key.shape) == (np.uint32, (2,)):
+            return
+    raise TypeError(f"key: expected jax.random.key(...), got {_validate.shown(key)}.")
 
 
 def _refuse_tracers(values: Any) -> None:
