@@ -32,7 +32,7 @@ from dpvim import _validate
 from dpvim._compile import single_precision
 from dpvim.bridge.data import ModelInput, check_model, map_arrays, prepare
 from dpvim.bridge.latent_space import LatentSpace
-from dpvim.bridge.persons import read_inputs
+from dpvim.bridge.persons import GROUP_BY, read_inputs
 from dpvim.inference.engine import Info, State
 from dpvim.inference.families import Family
 from dpvim.inference.monitor import monitoring
@@ -286,6 +286,7 @@ class DPSVI:
             known, inputs = self._last_read
             if len(known) == len(leaves) and all(map(operator.is_, known, leaves)):
                 return self._prepared, inputs
+        check_model(self.model, args, [name for name in kwargs if name != GROUP_BY])
         inputs = read_inputs(
             args,
             kwargs,
