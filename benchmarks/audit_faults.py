@@ -2,7 +2,8 @@
 
 A fault is attacked by all checks on the path that it was planted in, and by the clip checks on all
 others. One in the counts is attacked by the checks of counts, one in how rows become persons by
-those of persons, and one in the sums within persons by the check that is meant for it.
+those of persons, one in steps over several processes by those of processes, and one in the sums
+within persons by the check that is meant for it.
 
     python benchmarks/audit_faults.py faults     # benchmarks/results/audit_faults.csv
     python benchmarks/audit_faults.py control    # benchmarks/results/audit_control.csv
@@ -36,7 +37,7 @@ CONTROL_FILE = ROOT / "results" / "audit_control.csv"
 RUNS = 20_000
 CONTROL_RUNS = 4000
 NUM_CONTROLS = 20
-ALONE = ("counts", "persons")
+ALONE = ("counts", "persons", "processes")
 
 
 def faults() -> None:

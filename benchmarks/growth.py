@@ -156,7 +156,7 @@ def write_rows(path: Path) -> None:
 def main(folder: Path) -> None:
     import pandas as pd
 
-    one_thread = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    one_thread = {"NPROC": "1", "OMP_NUM_THREADS": "1"}  # of XLA's pool, and of NumPy's library
     found = []
     path = folder / "growth.rows"
     try:
@@ -167,7 +167,7 @@ def main(folder: Path) -> None:
                 point = point | {"file": str(path)}
             command = [sys.executable, __file__, json.dumps(point)]
             output = subprocess.run(
-                command, env=os.environ | {"XLA_FLAGS": one_thread}, check=True, capture_output=True
+                command, env=os.environ | one_thread, check=True, capture_output=True
             ).stdout
             found.append(json.loads(output))
             print(found[-1], flush=True)

@@ -78,7 +78,20 @@ def _correlation_error(first: EncodedTable, second: EncodedTable, schema: Schema
 # -- train on synthetic, test on real
 
 
-def utility(table: Table, synthetic: pd.DataFrame, test: pd.DataFrame) -> dict[str, float]:
+class Predicted(Protocol):
+    """Anything with a schema and a target: `outcome` is the condition on it that is predicted."""
+
+    @property
+    def schema(self) -> Schema: ...
+
+    @property
+    def target(self) -> str: ...
+
+    @property
+    def outcome(self) -> str: ...
+
+
+def utility(table: Predicted, synthetic: pd.DataFrame, test: pd.DataFrame) -> dict[str, float]:
     """AUC of gradient boosting and of logistic regression."""
     # Not a dependency of the project: only this function needs it.
     from sklearn.ensemble import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -102,7 +115,7 @@ def utility(table: Table, synthetic: pd.DataFrame, test: pd.DataFrame) -> dict[s
     }
 
 
-def _features(frame: pd.DataFrame, table: Table) -> np.ndarray:
+def _features(frame: pd.DataFrame, table: Predicted) -> np.ndarray:
     """All columns but the target: levels one by one, numbers by their place between the bounds."""
     encoded = encode(frame, table.schema)
     found: list[np.ndarray] = []
@@ -135,7 +148,7 @@ class Described(Protocol):
 
 def estimates(table: Described, frame: pd.DataFrame, formula: str, family: str) -> pd.DataFrame:
     """Estimates with their 95 % intervals on one table, taken at face value."""
-    fit = glm.fit_table(_plain(frame), formula, family, _layout(table))
+    fit = glm.fit_table(plain(frame), formula, family, _layout(table))
     if fit["failure"]:
         raise FailedFitsError(fit["failure"])
     half = stats.norm.ppf(0.975) * np.sqrt(np.diag(fit["covariance"]))
@@ -153,7 +166,7 @@ def intervals(
     Intercepts of regressions are left out. Where a fit fails the share is empty, as a reader is
     left without an interval, and `failed` says why.
     """
-    plain = [_plain(frame) for frame in tables]
+    as_floats = [plain(frame) for frame in tables]
     truths = table.truth() if table.truth else {}
     found: dict[str, float | str] = {}
     failed = []
@@ -164,9 +177,9 @@ def intervals(
         for way in ("one", "pooled"):
             try:
                 if way == "one":
-                    ends = estimates(table, _plain(shown), formula, family)
+                    ends = estimates(table, plain(shown), formula, family)
                 elif len(tables) > 1:
-                    ends = pooled(table, plain, formula, family, len(original))
+                    ends = pooled(table, as_floats, formula, family, len(original))
                 else:
                     continue
             except FailedFitsError as error:
@@ -201,7 +214,6 @@ def _layout(table: Described) -> glm.Layout:
     return glm.Layout(levels=levels, dates=table.schema.dates, missing=None)
 
 
-def _plain(frame: pd.DataFrame) -> pd.DataFrame:
+def plain(frame: pd.DataFrame) -> pd.DataFrame:
     """Numbers as floats, for formulas: integers with gaps are of a type that patsy cannot take."""
-    numbers = frame.select_dtypes("number")
-    return frame.assign(**{name: column.astype(float) for name, column in numbers.items()})
+    return frame.astype(dict.fromkeys(frame.select_dtypes("number"), float))

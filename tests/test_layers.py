@@ -24,6 +24,8 @@ LAYERS = [
         "_progress",
         "files",
         "archives",
+        "channel",
+        "rendezvous",
         "cache",
         "cells",
         "fingerprint",
@@ -34,7 +36,7 @@ LAYERS = [
     {"bridge"},
     {"posterior", "models"},
     {"serialization", "plots", "checkpoints", "ledger"},
-    {"options", "prepared", "resumable", "strategy", "svi", "result", "fitting"}
+    {"options", "prepared", "resumable", "strategy", "svi", "result", "fitting", "jobs"}
     | {"checking", "tuning"},
     {"synthesis"},
     {"experiments", "audit", "serve"},

@@ -22,6 +22,7 @@ from dpvim.bridge.persons import GROUP_BY, given_rows, read_inputs, rows_of
 from dpvim.cells import THREADS, Cluster, Sweep
 from dpvim.inference.loop import runs_per_program
 from dpvim.inference.monitor import UNMONITORED, RunMonitor, monitoring
+from dpvim.jobs import begin, check_alike, refuse_what_cannot_be_shared
 from dpvim.ledger.book import Job
 from dpvim.ledger.payment import Account, Tally, book_once, paid
 from dpvim.options import Budget, FitOptions, RunLength, take
@@ -29,6 +30,7 @@ from dpvim.prepared import PreparedFit, RunResult
 from dpvim.privacy.plan import Plan, PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams, fresh_key
 from dpvim.privacy.steps import StepCounter, origin_of
+from dpvim.rendezvous import meet, refuse_several_processes, several_processes
 from dpvim.result import Fit, Session
 from dpvim.resumable import kept
 from dpvim.strategy import Request, choose
@@ -87,6 +89,9 @@ def fit(model: Model, *data: Any, **options: Any) -> Fit:
             and ends with the same fit, bit for bit; its budget is spent once. The folder holds
             secrets until the run ends (docs/checkpoints.md).
 
+    Under an initialised `jax.distributed` of several processes each calls this with the rows that
+    it has, and all get the fit to the rows of all (docs/processes.md).
+
     Returns:
         A `Fit` with ``.posterior``, ``.trace``, ``.privacy`` and ``.plan``. If Ctrl-C stopped the
         run it holds what was released until then, at the price of the steps taken.
@@ -114,6 +119,8 @@ def fit(model: Model, *data: Any, **options: Any) -> Fit:
 def fit_on(ray: Cluster | None, model: Model, *data: Any, **options: Any) -> Fit:
     """`fit`, with its steps taken by a worker if there are any."""
     call = Request(take(Budget, options), take(FitOptions, options))
+    if several_processes():
+        return _fit_shard(model, data, options, call)
     return _fit_all(model, data, options, [call], ray)[0]
 
 
@@ -138,6 +145,7 @@ def fit_nonprivate(model: Model, *data: Any, **options: Any) -> Fit:
             "ledger: expected none, got one. A fit without noise has no price that could be booked."
         )
     _refuse_checkpoint("fit_nonprivate", options)
+    refuse_several_processes("fit_nonprivate")
     options = {"probe_width": 1.0, **options}
     call = Request(take(RunLength, options), take(FitOptions, options))
     return _fit_all(model, data, options, [call])[0]
@@ -186,6 +194,7 @@ def fit_many(
     if not each:
         raise ValueError("each: expected at least one fit, got an empty list.")
     _refuse_checkpoint("fit_many", options)
+    refuse_several_processes("fit_many")
     calls = []
     for own in each:
         _validate.an_instance("each", own, Mapping, "a list of dicts of options")
@@ -300,6 +309,48 @@ def _fit_all(
     for (i, prepared), result in zip(owners, results, strict=True):
         found[i] = _as_fit(prepared, calls[i], result, account)
     return [found[i] for i in range(len(calls))]
+
+
+@single_precision
+def _fit_shard(
+    model: Model, data: tuple[Any, ...], keyword_data: dict[str, Any], call: Request
+) -> Fit:
+    """A fit of one process of several, whose records are a shard of the data.
+
+    All processes do the same work on the same releases and end with the same fit. Process 0 pays,
+    adds the noise, and shows the progress.
+    """
+    refuse_what_cannot_be_shared(call.length, call.options, keyword_data)
+    check_model(model, data, list(keyword_data))
+    with meet() as channel:
+        job = begin(channel, data, keyword_data, call.options.seed)
+        bridged = bridge(model, job.inputs)
+        (chosen,) = choose([call], bridged, job.inputs.num_rows)
+        plan, options = chosen.plan, chosen.options
+        assert isinstance(plan, PrivacyPlan)
+        if channel.leads:
+            _warn_once_of_seeds(plan, [options])
+        setup = (model, plan, options, job.inputs, bridged, chosen.prior)
+        check_alike(channel, PreparedFit(*setup), options, call.delta, job)
+        prepared = PreparedFit(*setup, sharing=job.sharing)
+        account, tally = _account(model, call) if channel.leads else None, Tally()
+        progress = channel.leads and show_progress(options.progress)
+        with (
+            monitoring(plan.num_steps, progress=progress) as monitor,
+            paid(account, [Job(plan)], [tally], data=job.data, seeded=options.seed is not None),
+        ):
+            channel.share()  # nobody begins before it is paid for
+            (result,) = prepared.run(
+                [prepared.init(job.start, origin_of(plan, options.seed), options.init_params)],
+                job.inputs.records,
+                streams=[job.streams],
+                num_steps=plan.num_steps,
+                trace_every=prepared.trace_every(options.trace_every, plan.num_steps),
+                monitor=monitor._replace(begin=tally.add),
+                steerings=[prepared.steering(options.init_params)],
+            )
+            channel.most(0)  # all have the last release
+    return _as_fit(prepared, call, result, account)
 
 
 def _account(model: Model, call: Request) -> Account | None:

@@ -25,6 +25,7 @@ from dpvim.inference.loop import Run, placed, run, run_many
 from dpvim.inference.monitor import RunMonitor, monitoring
 from dpvim.inference.progress import NOBODY, Keeper
 from dpvim.inference.release_sums import ReleaseSums
+from dpvim.inference.sharing import Sharing
 from dpvim.inference.steering import SteeredReleases, Steering
 from dpvim.inference.trace import Trace, default_trace_every
 from dpvim.ledger.book import Job
@@ -80,6 +81,7 @@ class PreparedFit:
         inputs: ModelInput,
         bridged: BridgedModel | None = None,
         prior: GaussianPrior | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         plan.check_num_rows(inputs.num_rows)
         if plan.max_rows_per_person != inputs.max_rows_per_person:
@@ -109,7 +111,7 @@ class PreparedFit:
             several_modes=bool(self.bridged.several_modes),
         )
         optimizer = optax.set_to_zero() if options.is_steered else options.optimizer
-        self.engine = make_engine(problem, family, variant, optimizer, plan, width_at)
+        self.engine = make_engine(problem, family, variant, optimizer, plan, width_at, sharing)
         # The way from Python takes longer than a step by itself.
         self.one_step = jit_quickly(self._one_step)
 

@@ -479,6 +479,11 @@ def _continue(
             f"checkpoint={os.fspath(checkpoint)!r}: it goes on from there, with the noise that "
             "belongs to its steps."
         )
+    if prepared.engine.sharing is not None:
+        raise ValueError(
+            "resume: expected a run of one process, got one of several, whose connections are "
+            "closed. It costs the steps that it took; start another."
+        )
     inputs = read_inputs(
         data,
         keyword_data,

@@ -44,6 +44,7 @@ from dpvim.privacy.randomness import SecretStreams
 from dpvim.privacy.source import BatchNoiseSource
 from dpvim.privacy.statement import NoPrivacy, PrivacyStatement
 from dpvim.privacy.steps import StepCounter, origin_of
+from dpvim.rendezvous import refuse_several_processes
 from dpvim.types import NotForReleaseWarning, Origin
 
 
@@ -281,6 +282,7 @@ class DPSVI:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[PreparedFit, ModelInput]:
         """The data of this call, checked; a new shape or constant sets the model up anew."""
+        refuse_several_processes("DPSVI")
         leaves = jax.tree.leaves((args, kwargs))
         if self._prepared is not None and self._last_read is not None:
             known, inputs = self._last_read

@@ -77,6 +77,10 @@ class BudgetExceededError(RuntimeError):
     """A step was asked for that the privacy plan does not pay for."""
 
 
+class LostProcessError(RuntimeError):
+    """Another process of a run over several ended, or cannot be reached."""
+
+
 class NotPrivateError(RuntimeError):
     """Something without a privacy guarantee was about to be written as if it had one."""
 

@@ -14,6 +14,7 @@ from count_faults import COUNT_FAULTS
 from path_faults import PATH_FAULTS
 from person_faults import PERSON_FAULTS
 from planting import Fault, everywhere, patch
+from process_faults import PROCESS_FAULTS
 
 from dpvim import svi
 from dpvim.audit import target
@@ -339,5 +340,6 @@ FAULTS = [
     ),
     *PATH_FAULTS,
     *PERSON_FAULTS,
+    *PROCESS_FAULTS,
     *COUNT_FAULTS,
 ]

@@ -19,9 +19,11 @@ from conftest import (
 from scipy import stats
 
 from dpvim.inference import loop
-from dpvim.inference.engine import _etas, eta_for, make_engine
+from dpvim.inference.engine import SMALL_STEP, _etas, eta_for, make_engine
+from dpvim.inference.families import FAMILIES
 from dpvim.inference.gradient import Problem
 from dpvim.inference.monitor import UNMONITORED, monitoring
+from dpvim.inference.variants import make_variant
 from dpvim.privacy.batches import with_public_shape
 from dpvim.privacy.clipping import Likelihood
 from dpvim.privacy.plan import PrivacyPlan
@@ -122,6 +124,41 @@ def test_result_does_not_depend_on_the_chunks(problem, records, monkeypatch):
     pieces = run(engine_of(problem), records)
     np.testing.assert_array_equal(whole.trace.steps, pieces.trace.steps)
     np.testing.assert_array_equal(whole.trace.loc, pieces.trace.loc)
+
+
+@pytest.mark.parametrize(("small_step", "programs"), [(SMALL_STEP, 3), (10, 0)])
+def test_small_steps_run_on_one_thread(problem, monkeypatch, small_step, programs):
+    made = []
+    monkeypatch.setattr("dpvim.inference.engine.SMALL_STEP", small_step)
+    monkeypatch.setattr(
+        "dpvim.inference.engine.jit_on_one_thread", lambda step: made.append(step) or step
+    )
+    engine_of(problem)
+    assert len(made) == programs
+
+
+def test_the_number_of_threads_does_not_change_a_run(monkeypatch):
+    """Operations of these steps are large enough for XLA to share them among threads."""
+    dim, num_rows = 400, 1000
+    problem = Problem(
+        dim,
+        Likelihood.from_log_prob(lambda latent, record: -jnp.sum((latent - record) ** 2)),
+        standard_normal_log_prior,
+    )
+    records = jax.random.normal(jax.random.key(0), (num_rows, dim))
+    plan = plan_of(num_examples=num_rows, sampling_prob=0.9)
+    family = FAMILIES["mean_field"](dim)
+
+    def params_after_a_run(small_step):
+        monkeypatch.setattr("dpvim.inference.engine.SMALL_STEP", small_step)
+        variant = make_variant("vanilla", family)
+        engine = make_engine(problem, family, variant, optax.adam(1e-2), plan)
+        state = engine.init(jax.random.key(0), jnp.zeros(dim), 0.1)
+        return run(engine, records, steps=20, state=state).state.params
+
+    jax.tree.map(
+        np.testing.assert_array_equal, params_after_a_run(SMALL_STEP), params_after_a_run(0)
+    )
 
 
 @pytest.mark.parametrize(("steps", "every"), [(400, 10), (37, 10), (5, 100), (400, 399), (1, 1)])

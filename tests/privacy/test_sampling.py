@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dpvim.privacy import sampling
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.privacy.sampling import EMPTY, PoissonSampler, _geometric
 
@@ -76,7 +77,7 @@ def test_batch_sizes_are_binomial():
     assert stats.chisquare(pooled, wanted).pvalue > 0.001
 
 
-def test_stream_does_not_depend_on_how_many_steps_are_drawn_at_a_time():
+def test_stream_does_not_depend_on_how_many_steps_are_drawn_at_a_time(monkeypatch):
     def sampler():
         return PoissonSampler(
             SecretStreams(5), num_rows=1000, sampling_prob=0.05, max_batch_size=60
@@ -86,9 +87,12 @@ def test_stream_does_not_depend_on_how_many_steps_are_drawn_at_a_time():
     pieces = sampler()
     parts = [pieces.draw(n) for n in (1, 3, 40, 56)]
     np.testing.assert_array_equal(whole, np.concatenate(parts))
+    assert (whole[:, -1] != EMPTY).any()  # batches that were cut are among them
+    monkeypatch.setattr(sampling, "_PLACES_AT_A_TIME", 7 * 60)
+    np.testing.assert_array_equal(whole, sampler().draw(100))
 
 
-def test_shuffled_places_do_not_depend_on_how_many_steps_are_drawn():
+def test_shuffled_places_do_not_depend_on_how_many_steps_are_drawn(monkeypatch):
     def sampler():
         return PoissonSampler(
             SecretStreams(5), num_rows=50, sampling_prob=0.3, max_batch_size=30, shuffled=True
@@ -96,6 +100,8 @@ def test_shuffled_places_do_not_depend_on_how_many_steps_are_drawn():
 
     pieces = sampler()
     parts = [pieces.draw(n) for n in (1, 9, 30)]
+    np.testing.assert_array_equal(sampler().draw(40), np.concatenate(parts))
+    monkeypatch.setattr(sampling, "_PLACES_AT_A_TIME", 7 * 30)
     np.testing.assert_array_equal(sampler().draw(40), np.concatenate(parts))
 
 

@@ -23,23 +23,29 @@ def batch_checks(
     """Checks of the batches that a run on forty rows would use."""
     prob = target.plan.sampling_prob
     batches = target.engine.source(_ROWS, streams).draw(steps, steps)[0]
-    member = _membership(batches)
     cut = PoissonSampler(for_cut, num_rows=_ROWS, sampling_prob=prob, max_batch_size=_CUT_AT)
+    return [
+        *membership_checks(membership(batches), prob),
+        _cut_evenly(membership(cut.draw(steps)), prob),
+    ]
+
+
+def membership_checks(member: np.ndarray, prob: float) -> list[Finding]:
+    """Checks of who is in which batch, shape [steps, rows]."""
     return [
         _rate(member, prob),
         _rates_by_row(member, prob),
         _pairs(member, prob),
         _steps(member, prob),
         _sizes(member.sum(axis=1), prob),
-        _cut_evenly(_membership(cut.draw(steps)), prob),
     ]
 
 
-def _membership(rows: np.ndarray) -> np.ndarray:
+def membership(rows: np.ndarray, num_rows: int = _ROWS) -> np.ndarray:
     """Membership of rows in the steps' batches, shape [steps, rows]; a row twice counts twice."""
     if rows.shape[1] == 0:  # every row is taken, no row numbers are needed
-        return np.ones((len(rows), _ROWS))
-    member = np.zeros((len(rows), _ROWS))
+        return np.ones((len(rows), num_rows))
+    member = np.zeros((len(rows), num_rows))
     taken = rows != EMPTY
     np.add.at(member, (np.nonzero(taken)[0], rows[taken]), 1)
     return member

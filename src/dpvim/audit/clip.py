@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpvim._compile import jit_quickly
+from dpvim._compile import jit_on_one_thread, jit_quickly
 from dpvim.audit.canaries import Records, concat, fuzzed_rows, take
 from dpvim.audit.findings import Finding
 from dpvim.audit.paths import CANARY, CodePath
@@ -95,6 +95,7 @@ def _other_runners(target: Target) -> dict[str, StepRunner]:
 
     return {
         "compiled quickly": StepRunner(target, jit_quickly(release), is_slow=False),
+        "on one thread": StepRunner(target, jit_on_one_thread(release), is_slow=False),
         "eager": StepRunner(target, release, is_slow=True),
         "compiled as a constant": StepRunner(target, as_constant, is_slow=True),
     }

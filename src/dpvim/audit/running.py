@@ -22,8 +22,10 @@ from dpvim.audit.game import game_checks
 from dpvim.audit.noise import noise_checks
 from dpvim.audit.paths import PATHS, CodePath, ReferenceGradients
 from dpvim.audit.persons import person_checks
+from dpvim.audit.processes import process_checks
 from dpvim.audit.target import Target, VectorizedRuns, make_target
 from dpvim.inference.families import FAMILIES
+from dpvim.inference.sharing import Sharing
 from dpvim.inference.variants import VARIANTS, make_variant, served_variants
 from dpvim.privacy.plan import SMALLEST_CLIP_NORM, PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams
@@ -38,7 +40,7 @@ _RUNS_FOR_ALL_FITS = 100_000
 # The narrowest and the widest. Others differ by the weights of their slopes, which tests hold for
 # every family (tests/privacy/test_lattice.py), and not at all for the aligned variant.
 _FAMILIES = ("mean_field", "full_rank")
-CHECKS = ("noise", "batches", "persons", "counts", "clip", "game", "fits")
+CHECKS = ("noise", "batches", "persons", "processes", "counts", "clip", "game", "fits")
 
 
 class _Part(NamedTuple):
@@ -146,6 +148,7 @@ class _Audit:
         yield _Part("noise", "", self._noise)
         yield _Part("batches", "", self._batches)
         yield _Part("persons", "", self._persons)
+        yield _Part("processes", "", self._processes)
         yield _Part("counts", "", functools.partial(self._counts, relations))
         attacked = list(itertools.product(paths, families))
         for path, family in attacked:
@@ -179,6 +182,12 @@ class _Audit:
     def _persons(self) -> Iterable[Finding]:
         trials = min(max(self._runs // 10, _MIN_TRIALS), _MAX_TRIALS)
         return person_checks(lambda: next(self._streams), trials=trials)
+
+    def _processes(self) -> Iterable[Finding]:
+        def make(sharing: Sharing | None) -> Target:
+            return self._target("gradients", num_examples=40, sharing=sharing)
+
+        return process_checks(make, lambda: next(self._streams), runs=self._runs)
 
     def _counts(self, relations: Sequence[str]) -> Iterable[Finding]:
         each = [Relation(relation) for relation in relations]
@@ -220,6 +229,7 @@ class _Audit:
         noise_multiplier: float = 1.0,
         num_examples: int = 9,
         scale: float = 1.0,
+        sharing: Sharing | None = None,
     ) -> Target:
         """Four steps at sampling probability 0.2 and noise 1: strong attacks have a chance."""
         code_path, reference = self._path(path)
@@ -236,7 +246,13 @@ class _Audit:
             max_rows_per_person=code_path.max_rows_per_person,
         )
         return make_target(
-            code_path, reference, plan, variant=self._variant, family=family, scale=scale
+            code_path,
+            reference,
+            plan,
+            variant=self._variant,
+            family=family,
+            scale=scale,
+            sharing=sharing,
         )
 
 

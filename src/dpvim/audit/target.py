@@ -19,6 +19,7 @@ from dpvim.audit.canaries import Records, take
 from dpvim.audit.paths import CodePath, ReferenceGradients, clipped, clipped_and_counted
 from dpvim.inference.engine import Engine, State, eta_for, make_engine
 from dpvim.inference.families import FAMILIES
+from dpvim.inference.sharing import Sharing
 from dpvim.inference.variants import make_variant
 from dpvim.privacy.norm_counts import COUNT_SHARE
 from dpvim.privacy.plan import PrivacyPlan
@@ -82,12 +83,15 @@ def make_target(
     variant: str = "aligned",
     family: str = "mean_field",
     scale: float = 1.0,
+    sharing: Sharing | None = None,
 ) -> Target:
-    """The library's engine for a plan, on a path."""
+    """The library's engine for a plan, on a path; with `sharing` that of one process of several."""
     guide = FAMILIES[family](path.problem.dim)
     estimator = make_variant(variant, guide)
     problem = path.by_record if estimator.whitens else path.problem
-    engine = make_engine(problem, guide, estimator, optax.sgd(_LEARNING_RATE), plan)
+    engine = make_engine(
+        problem, guide, estimator, optax.sgd(_LEARNING_RATE), plan, sharing=sharing
+    )
     state = engine.init(jax.random.key(0), jnp.asarray(path.loc), scale)
     # Somewhere: a family starts with scales that are all alike, and without correlations.
     packed = guide.pack(state.params)

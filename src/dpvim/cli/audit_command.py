@@ -49,7 +49,7 @@ def audit(
     seed: Annotated[int | None, typer.Option(help="Repeat an audit.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Attack the installed library: noise, batches, persons, counts, clip, games, whole fits.
+    """Attack the installed library: noise, batches, persons, processes, counts, clip, games, fits.
 
     Clip, games and fits are attacked on every way that fits may take: gradients by autodiff, by
     look-ups, and the clipped sums of the ready-made models, for every family. Ends with 0 if no

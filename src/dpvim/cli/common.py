@@ -17,14 +17,14 @@ from dpvim._extras import MissingExtraError
 from dpvim.cli.next_command import next_command
 from dpvim.synthesis.analysis.pooling import FailedFitsError
 from dpvim.synthesis.databases.addresses import without_password
-from dpvim.types import BudgetExceededError
+from dpvim.types import BudgetExceededError, LostProcessError
 
 # Exit codes: 0 done, 1 something was found or went wrong, 2 the command was misused.
 FOUND, MISUSED = 1, 2
 # What users can do something about.
 _PLAIN = (
     *(ValueError, TypeError, OSError),
-    *(BudgetExceededError, FailedFitsError, MissingExtraError),
+    *(BudgetExceededError, FailedFitsError, LostProcessError, MissingExtraError),
 )
 
 

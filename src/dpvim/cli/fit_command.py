@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
+import jax
 import pandas as pd
 import typer
 
@@ -39,9 +41,11 @@ from dpvim.cli.options import (
     command_line,
 )
 from dpvim.cli.planning import by_person, end_dry_run
+from dpvim.cli.workers import in_processes
 from dpvim.files import new_folder, write_json
 from dpvim.fitting import fit as fit_model
 from dpvim.ledger.book import Ledger
+from dpvim.rendezvous import several_processes
 from dpvim.synthesis.encoding import encode
 from dpvim.synthesis.fitting import resolve_delta
 from dpvim.synthesis.formulas import is_formula, quoted, refusal
@@ -78,6 +82,9 @@ def fit(
     purpose: Purpose = None,
     seed: PrivateSeed = None,
     checkpoint: Checkpoint = None,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Share the work among so many processes of this machine.")
+    ] = 1,
     as_json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -96,7 +103,12 @@ def fit(
     - `dpvim fit visits.csv --schema visits.toml --model poisson --target infected --epsilon 1
       --person patient --max-rows 5 -o visits` protects patients, and uses at most 5 visits of each
     """
+    asked = locals() | {"processes": 1}
     with plain_errors("fit", table=table, schema=schema, ledger=ledger, output=output):
+        if processes > 1 and not dry_run:
+            in_processes(processes, fit, asked)
+            return
+        leads = not several_processes() or jax.process_index() == 0
         known = Schema.load(schema)
         known.check_reviewed()
         by_person(person, max_rows, None)  # refuses one without the other
@@ -110,7 +122,8 @@ def fit(
             _check_names(schema, regression.names)
         chosen: Any = load_model(model) if regression is None else regression.model
         booked_in = None if ledger is None else Ledger(ledger, data=table)
-        with new_folder(output) as folder:
+        with new_folder(output) if leads else tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
             columns = known.names if person is None else [*known.names, person]
             frame = read_table(table, columns=columns, delimiter=delimiter, encoding=encoding)
             grouped = by_person(person, max_rows, None if person is None else frame[person])
@@ -135,7 +148,10 @@ def fit(
             }
             if dry_run:
                 end_dry_run(chosen, data, as_json=as_json, **options)
+            data = _own_rows(data, len(frame))
             result = fit_model(chosen, *data, seed=seed, checkpoint=checkpoint, **options)
+            if not leads:
+                return
             summary = result.posterior.summary(level)
             if regression is not None:
                 labels = {f"coefficients[{i}]": name for i, name in enumerate(regression.names)}
@@ -155,6 +171,15 @@ def fit(
     else:
         typer.echo(summary.to_string())
         typer.echo(f"\n{result.privacy}")
+
+
+def _own_rows(data: tuple[Any, ...], num_rows: int) -> tuple[Any, ...]:
+    """The rows of this process, which are all of them if there is one."""
+    if not several_processes():
+        return data
+    ends = [num_rows * i // jax.process_count() for i in range(jax.process_count() + 1)]
+    own = slice(*ends[jax.process_index() :][:2])
+    return jax.tree.map(lambda leaf: leaf[own], data)
 
 
 def _check_names(schema: Path, names: list[str]) -> None:

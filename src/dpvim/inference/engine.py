@@ -14,18 +14,21 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from dpvim._compile import jit_once, single_precision
+from dpvim._compile import jit_on_one_thread, jit_once, single_precision
 from dpvim.inference.blocks import Blocks
 from dpvim.inference.families import Family, Params
 from dpvim.inference.gradient import PrivateGradient, Problem, make_private_gradient
+from dpvim.inference.sharing import Sharing
 from dpvim.inference.variants import Variant
-from dpvim.privacy.batches import with_public_shape
+from dpvim.privacy.batches import filled_up, microbatch_size, with_public_shape
 from dpvim.privacy.plan import Plan
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.privacy.source import BatchNoiseSource
 from dpvim.types import Origin, Record, Scalar
 
 _ETA_BLOCK = 32
+# Steps on up to so many numbers are small: mostly the way from one operation to the next.
+SMALL_STEP = 2**19
 
 
 class State(NamedTuple):
@@ -64,6 +67,7 @@ class Engine(NamedTuple):
         run_chunks: The same for several runs on the same data, as one vectorised program.
         run_chunks_apart: The same for several runs, each on data of its own.
         blocks: The likelihood's, if they are known.
+        sharing: What it has to do with other processes, if there are any.
     """
 
     family: Family
@@ -77,11 +81,23 @@ class Engine(NamedTuple):
     run_chunks: Callable[..., tuple[State, Params, Info | None]]
     run_chunks_apart: Callable[..., tuple[State, Params, Info | None]]
     blocks: Blocks | None = None
+    sharing: Sharing | None = None
+
+    @property
+    def numbers_a_step(self) -> int:
+        """Numbers that a step works on at a time."""
+        return _numbers_a_step(self.plan, self.family)
 
     def source(self, num_rows: int, streams: SecretStreams) -> BatchNoiseSource:
-        """Batches and noise for a run on so many records."""
+        """Batches and noise for a run on so many records, or on those of all processes."""
+        shard = None if self.sharing is None else self.sharing.shard
         return BatchNoiseSource(
-            self.plan, streams, num_rows=num_rows, num_released=self.variant.num_released
+            self.plan,
+            streams,
+            num_rows=num_rows if shard is None else shard.total,
+            num_released=self.variant.num_released,
+            shard=shard,
+            microbatch=microbatch_size(self.plan, self.family.dim),
         )
 
 
@@ -92,12 +108,14 @@ def make_engine(
     optimizer: optax.GradientTransformation,
     plan: Plan,
     width_at: Callable[[Array], Array] | None = None,
+    sharing: Sharing | None = None,
 ) -> Engine:
     """Compose problem, family, variant, optimiser and plan.
 
     `width_at` tells how wide a step probes, from the step's number; see `dpvim.inference.gradient`.
+    With `sharing` steps are those of one process of several; see `dpvim.inference.sharing`.
     """
-    gradient: PrivateGradient = make_private_gradient(problem, family, variant, plan)
+    gradient: PrivateGradient = make_private_gradient(problem, family, variant, plan, sharing)
 
     @single_precision
     @jit_once
@@ -121,20 +139,31 @@ def make_engine(
         info = Info(point, release)
         return State(params, opt_state, state.key, state.step + 1, state.origin), info
 
+    def with_shape(data: Record) -> Record:
+        if sharing is None or plan.sampling_prob < 1:
+            return with_public_shape(data, plan)
+        return filled_up(data, sharing.shard, microbatch_size(plan, problem.dim))
+
     run_chunk = functools.partial(_run_chunk, step, family, variant)
+    jit = jit_on_one_thread if _numbers_a_step(plan, family) <= SMALL_STEP else jax.jit
     return Engine(
         family,
         variant,
         plan,
-        single_precision(lambda data: problem.arrange(with_public_shape(data, plan))),
+        single_precision(lambda data: problem.arrange(with_shape(data))),
         single_precision(problem.arrange),
         init,
         step,
-        jax.jit(run_chunk),
-        jax.jit(jax.vmap(run_chunk, (0, None, 0, 0, None))),
-        jax.jit(jax.vmap(run_chunk, (0, 0, 0, 0, None))),
+        jit(run_chunk),
+        jit(jax.vmap(run_chunk, (0, None, 0, 0, None))),
+        jit(jax.vmap(run_chunk, (0, 0, 0, 0, None))),
         problem.blocks,
+        sharing,
     )
+
+
+def _numbers_a_step(plan: Plan, family: Family) -> int:
+    return microbatch_size(plan, family.dim) * family.dim + family.num_params
 
 
 @single_precision

@@ -31,6 +31,7 @@ from jaxtyping import Array, Float, Int
 
 from dpvim.inference.blocks import Blocks
 from dpvim.inference.families import Family, Params
+from dpvim.inference.sharing import Sharing
 from dpvim.inference.variants import Variant
 from dpvim.privacy.batches import microbatch_size, microbatched
 from dpvim.privacy.clipping import Likelihood
@@ -99,11 +100,20 @@ class PrivateGradient(NamedTuple):
 
 
 def make_private_gradient(
-    problem: Problem, family: Family, variant: Variant, plan: Plan
+    problem: Problem,
+    family: Family,
+    variant: Variant,
+    plan: Plan,
+    sharing: Sharing | None = None,
 ) -> PrivateGradient:
-    """Put a problem, a family, a variant and a plan together."""
+    """Put a problem, a family, a variant and a plan together.
+
+    With `sharing` the records are those of one process of several, and the release is that of all.
+    """
     lattice = Lattice.of(plan, dim=problem.dim, num_released=variant.num_released)
-    batch_sum = microbatched(problem.likelihood.clipped_sum, microbatch_size(plan, problem.dim))
+    size = microbatch_size(plan, problem.dim)
+    shard = None if sharing is None else sharing.shard
+    batch_sum = microbatched(problem.likelihood.clipped_sum, size, shard)
 
     def probe(params: Params, eta: Array, width: Scalar | float = 1.0) -> Latent:
         return family.reparametrise(params, width * eta)
@@ -120,7 +130,10 @@ def make_private_gradient(
         if weights is not None and not isinstance(weights, Whitening):
             # One whose squares may have underflown says nothing; its coordinate is left out.
             weights = jnp.where(weights < _SMALLEST_WEIGHT, 0.0, weights)
-        total = batch_sum(probe(params, eta, width), weights, records, rows, lattice.row_bound)
+        point = probe(params, eta, width)
+        total = batch_sum(point, weights, records, rows, lattice.row_bound)
+        if sharing is not None:
+            total = sharing.meet(point, total)
         if isinstance(weights, Whitening):  # rows were encoded before they were clipped
             return add_noise(total, noise, lattice.grid)
         with jax.enable_x64(True):  # the sum is in double precision and stays there

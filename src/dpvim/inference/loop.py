@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpvim._compile import single_precision
-from dpvim.inference.engine import Engine, Info, State
+from dpvim.inference.engine import SMALL_STEP, Engine, Info, State
 from dpvim.inference.families import Params
 from dpvim.inference.monitor import UNMONITORED, RunMonitor
 from dpvim.inference.progress import NOBODY, Keeper, Progress
@@ -26,7 +26,7 @@ from dpvim.inference.release_sums import Collector, ReleaseSums
 from dpvim.inference.steering import SteeredReleases, Steering
 from dpvim.inference.trace import Trace
 from dpvim.mapped import are_mapped
-from dpvim.privacy.batches import BatchReader, microbatch_size, num_rows_of
+from dpvim.privacy.batches import BatchReader, num_rows_of
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.types import BudgetExceededError, Record
 
@@ -36,8 +36,7 @@ _CHUNK_SECONDS = 0.5
 _CHUNK_BYTES = 64 * 2**20
 _LONGEST_CHUNK = 4096
 _FIRST_CHUNK = 16
-# Vectorised runs work on so many numbers at a time, and are so many.
-_NUMBERS_TOGETHER = 2**19
+# Vectorised runs are so many.
 _MOST_RUNS_TOGETHER = 16
 
 
@@ -86,6 +85,13 @@ def run(
     capacity = _chunk_capacity(
         engine, source.batch_size, trace_every, num_steps, more_numbers=numbers_read
     )
+    sharing = engine.sharing
+    agreed = float if sharing is None else sharing.channel.most
+    # Processes of one run take the same chunks, and stop together.
+    capacity = int(-agreed(-capacity))
+    if sharing is not None:
+        stopped = monitor.stopped
+        monitor = monitor._replace(stopped=lambda: agreed(stopped()) > 0)
     observer = _observer(engine, steering)
     before = keeper.load(state)
     if before is not None:
@@ -107,7 +113,7 @@ def run(
         return state._replace(params=observer.add(state.params, first, length, released))
 
     state, steps, snapshots = _loop(
-        engine.run_chunk,
+        engine.run_chunk if sharing is None else sharing.chunk(engine.run_chunk),
         draw,
         state if before is None else before.state,
         span=(int(state.step), num_steps),
@@ -119,6 +125,7 @@ def run(
         before=None if before is None else before.trace,
         is_due=keeper.is_due,
         keep=None if keeper is NOBODY else keep,
+        agreed=agreed,
     )
     return Run(state, Trace.stack(steps, snapshots), *observer.total())
 
@@ -296,6 +303,7 @@ def _loop(
     before: Trace | None = None,
     is_due: Callable[[], bool] = NOBODY.is_due,
     keep: Callable[[State, Trace, Mapping[str, np.ndarray]], None] | None = None,
+    agreed: Callable[[float], float] = float,
 ) -> tuple[State, list[int], list[Params]]:
     """Chunk after chunk until the span is done or the monitor says stop.
 
@@ -303,7 +311,7 @@ def _loop(
     which have their snapshots along `axis`. `observe` sees the releases of every chunk and returns
     the state to go on with; no chunk has more than `steps_left` steps. With `before`, the trace of
     steps that were taken before, the state is the one after them. `keep` gets the progress when it
-    `is_due`, and at the end.
+    `is_due`, and at the end. How long a chunk took is what all processes have `agreed` on.
     """
     first, num_steps = span
 
@@ -336,7 +344,7 @@ def _loop(
             state, seen, released = jax.block_until_ready(
                 run_chunk(state, data=drawn.data, rows=drawn.rows, noise=drawn.noise, bounds=bounds)
             )
-            pace.record(this_length, time.perf_counter() - began)
+            pace.record(this_length, agreed(time.perf_counter() - began))
             done += this_length
             kept = np.flatnonzero(is_snapshot)
             steps += [ends[i] for i in kept]
@@ -363,9 +371,7 @@ def runs_per_program(engine: Engine) -> int:
     Small steps are mostly the way from one operation to the next, which vectorised runs share.
     Large ones gain nothing and lose the caches.
     """
-    dim = engine.family.dim
-    numbers_a_step = microbatch_size(engine.plan, dim) * dim + engine.family.num_params
-    return max(1, min(_MOST_RUNS_TOGETHER, _NUMBERS_TOGETHER // numbers_a_step))
+    return max(1, min(_MOST_RUNS_TOGETHER, SMALL_STEP // engine.numbers_a_step))
 
 
 def _check_budget(engine: Engine, first: int, num_steps: int) -> None:

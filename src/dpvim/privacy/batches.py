@@ -20,6 +20,7 @@ from dpvim.privacy.clipping import ClippedSum
 from dpvim.privacy.norm_counts import NUM_NORM_BINS
 from dpvim.privacy.plan import Plan
 from dpvim.privacy.sampling import EMPTY
+from dpvim.privacy.shards import Shard
 from dpvim.types import Latent, Mask, Record, Weights, Whitening
 
 # A microbatch has at most so many rows, which is what `lattice.exact_sum` adds up at once, and so
@@ -58,6 +59,18 @@ def with_public_shape(records: Record, plan: Plan) -> Record:
     more = plan.num_examples - num_rows_of(records)
     return jax.tree.map(
         lambda leaf: jnp.pad(leaf, [(0, more)] + [(0, 0)] * (leaf.ndim - 1)), records
+    )
+
+
+def filled_up(records: Record, shard: Shard, size: int) -> Record:
+    """Records of a shard, with zeros where nobody is: at least a microbatch of `size`, or as many
+    as there are in all shards."""
+    before, after = shard.padding(size)
+    return jax.tree.map(
+        lambda leaf: jnp.pad(
+            leaf[: shard.num_rows], [(before, after)] + [(0, 0)] * (leaf.ndim - 1)
+        ),
+        records,
     )
 
 
@@ -104,8 +117,11 @@ def microbatch_size(plan: Plan, dim: int) -> int:
     return _round_up(min(usual, _MICROBATCH_ROWS, max(1, _MICROBATCH_ENTRIES // entries)))
 
 
-def microbatched(clipped_sum: ClippedSum, size: int) -> BatchSum:
+def microbatched(clipped_sum: ClippedSum, size: int, shard: Shard | None = None) -> BatchSum:
     """The sum over a batch, `size` rows at a time; no row numbers means all rows.
+
+    Of the records of a `shard` rows are worked on in the shapes that all records would have in one
+    process: a program for other shapes could round them otherwise.
 
     How a batch is cut is public, so it is cut alike with and without a record. How many
     microbatches hold somebody does not change the sum: the others add zeros. Sums of whole
@@ -122,13 +138,21 @@ def microbatched(clipped_sum: ClippedSum, size: int) -> BatchSum:
     ) -> Float[Array, " r"]:
         takes_all = rows.shape[0] == 0
         num_rows = num_rows_of(records) if takes_all else rows.shape[0]
-        if num_rows <= size:
+        if (shard.total if shard and takes_all else num_rows) <= size:
             if takes_all:
-                return clipped_sum(latent, weights, records, jnp.zeros(num_rows, bool), bound)
+                is_padding = jnp.zeros(num_rows, bool)
+                if shard is not None:
+                    is_padding = jnp.asarray(shard.is_absent(size))
+                return clipped_sum(latent, weights, records, is_padding, bound)
             return clipped_sum(latent, weights, *select(records, rows), bound)
         count: Any = -(-num_rows // size)
         if takes_all:
             take = lambda i: _slice(records, i * size, size)  # noqa: E731
+            if shard is not None:
+                # One block, too, is a loop that the compiler cannot take apart.
+                count = jax.lax.optimization_barrier(jnp.int32(count))
+                if shard.num_rows < size:
+                    take = lambda i: (records, jnp.asarray(shard.is_absent(size)))  # noqa: E731
         else:
             padded = jnp.pad(rows, (0, count * size - num_rows), constant_values=EMPTY)
             last = jnp.max(jnp.where(rows == EMPTY, 0, jnp.arange(1, num_rows + 1)))

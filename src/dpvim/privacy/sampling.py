@@ -21,6 +21,9 @@ import numpy as np
 from dpvim.privacy.randomness import SecretStreams, move_to, position_of
 
 _BLOCK = 4096
+# Steps are drawn a few at a time, so many places or one step: what is worked out on the way stays
+# in the caches, and in memory that is not asked of the system anew.
+_PLACES_AT_A_TIME = 2**16
 # A block of gaps must not overflow 64 bits. Longer gaps end where no run comes: at the smallest
 # probability that plans allow, one gap in e^10^6 is as long.
 _LONGEST_GAP = 2**50
@@ -64,7 +67,15 @@ class PoissonSampler:
 
     def draw(self, num_steps: int) -> np.ndarray:
         """Row numbers of the next batches, shape [num_steps, max_batch_size]; `EMPTY` places."""
-        firsts = self._num_rows * np.arange(num_steps + 1)
+        rows = np.full((num_steps, self._max_batch_size), EMPTY, dtype=np.int32)
+        at_a_time = max(1, _PLACES_AT_A_TIME // self._max_batch_size)
+        for first in range(0, num_steps, at_a_time):
+            self._draw_into(rows[first : first + at_a_time])
+        return rows
+
+    def _draw_into(self, rows: np.ndarray) -> None:
+        """The next batches, one for each of these rows of empty places."""
+        firsts = self._num_rows * np.arange(len(rows) + 1)
         self._extend_to(int(firsts[-1]))
         ends = np.searchsorted(self._places, firsts[1:])
         drawn = np.diff(ends, prepend=0)
@@ -79,11 +90,9 @@ class PoissonSampler:
                 order = self._truncation.permutation(drawn[step])
                 kept[ends[step] - drawn[step] : ends[step]] = order < self._max_batch_size
             taken = taken[kept]
-        rows = np.full((num_steps, self._max_batch_size), EMPTY, dtype=np.int32)
         rows[np.arange(self._max_batch_size) < drawn[:, None]] = taken
         if self._shuffle is not None:
             self._shuffle.permuted(rows, axis=1, out=rows)
-        return rows
 
     def position(self) -> dict[str, np.ndarray]:
         """Position in the streams, to go on from with the same keys; secret."""

@@ -13,6 +13,7 @@ from dpvim.privacy.noise import RoundedGaussianNoise
 from dpvim.privacy.plan import Plan
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.privacy.sampling import PoissonSampler
+from dpvim.privacy.shards import Shard
 
 
 class BatchNoiseSource:
@@ -21,14 +22,24 @@ class BatchNoiseSource:
     Guarantees:
         No noise is handed out twice: a source cannot be copied, stored, or used by a process
         other than the one that made it. Its `position` goes into checkpoints alone, from which
-        one run goes on, on the same data (`dpvim.checkpoints`).
+        one run goes on, on the same data (`dpvim.checkpoints`). With a `shard` batches are those
+        of all records, of which it hands out the rows of the shard, as microbatches of so many
+        rows need them; where the noise is another process's to add, none is drawn.
     """
 
     def __init__(
-        self, plan: Plan, streams: SecretStreams, *, num_rows: int, num_released: int
+        self,
+        plan: Plan,
+        streams: SecretStreams,
+        *,
+        num_rows: int,
+        num_released: int,
+        shard: Shard | None = None,
+        microbatch: int = 0,
     ) -> None:
         self._takes_all = plan.sampling_prob == 1 and not plan.num_rows_is_private
         self.batch_size = num_rows if self._takes_all else plan.max_batch_size
+        self._shard, self._microbatch = shard, microbatch
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._sampler = PoissonSampler(
@@ -40,7 +51,7 @@ class BatchNoiseSource:
         )
         self._noise = RoundedGaussianNoise(
             streams,
-            stddev=plan.noise_stddev,
+            stddev=plan.noise_stddev if shard is None or shard.adds_noise else 0.0,
             grid=plan.noise_grid,
             size=num_released,
         )
@@ -52,13 +63,17 @@ class BatchNoiseSource:
                 "a run was forked: its noise would be used twice. Start it in the new process."
             )
         with self._lock:
-            if self._takes_all:  # every row, every step: no row numbers are needed
-                rows = np.zeros((num_steps, 0), np.int32)
-            else:
-                rows = self._sampler.draw(num_steps)
-            drawn = (rows, self._noise.draw(num_steps))
+            drawn = (self._rows(num_steps), self._noise.draw(num_steps))
+        if num_steps == capacity:  # as most chunks are; nothing is copied
+            return drawn
         more = [(0, capacity - num_steps), (0, 0)]
         return np.pad(drawn[0], more), np.pad(drawn[1], more)
+
+    def _rows(self, num_steps: int) -> np.ndarray:
+        if self._takes_all:  # every row, every step: no row numbers are needed
+            return np.zeros((num_steps, 0), np.int32)
+        rows = self._sampler.draw(num_steps)
+        return rows if self._shard is None else self._shard.rows_of(rows, self._microbatch)
 
     def position(self) -> dict[str, np.ndarray]:
         """Position in the streams after what was drawn so far; secret."""

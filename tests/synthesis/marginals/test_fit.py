@@ -18,7 +18,7 @@ from dpvim.privacy.randomness import SecretStreams
 from dpvim.synthesis.fitting import CountSynthesizer, synthesize
 from dpvim.synthesis.marginals import fit as fit_module
 from dpvim.synthesis.marginals.release import codes_of, design, noise_of_pairs, release
-from dpvim.synthesis.schema import Binary, Schema
+from dpvim.synthesis.schema import Binary, Integer, Schema
 from dpvim.synthesis.tables import write_table
 from dpvim.synthesis.twin import Twin
 from dpvim.types import NotPrivateError
@@ -167,3 +167,16 @@ def test_intervals_of_shares_and_differences_hold():
         half = stats.t.ppf(0.975, 19) * np.sqrt(max(total, 0))
         held.append(abs(np.mean(shares) - truth_mean) <= half)
     assert np.mean(held) >= 0.83  # 95 % with 30 tables: below 83 % once in a thousand
+
+
+def test_more_rows_have_more_groups():
+    schema = Schema(tuple(Integer(name=name, lower=0, upper=999, reviewed=True) for name in "ab"))
+    sizes = []
+    for rows in (400, 10_000, 100_000):
+        plan = small_plan(rows)
+        table = np.random.default_rng(0).integers(0, 240, size=(rows, 2))
+        mechanism = CountMechanism(plan, SecretStreams(0), lambda table=table: [table])
+        found = release(mechanism, design(schema, plan))
+        sizes.append(found.groups[0].size)
+    assert sizes[0] <= 26
+    assert 20 < sizes[1] < 36 < sizes[2] < 50

@@ -14,6 +14,7 @@ from dpvim.synthesis.marginals.grids import (
     on_simplex,
     single_groups,
 )
+from dpvim.synthesis.marginals.tilting import scores_of
 from dpvim.synthesis.schema import Binary, Categorical, Count, Integer, Real
 
 COLUMNS = [
@@ -106,3 +107,13 @@ def test_the_nearest_counts_sum_to_the_total(counts, total):
     found = on_simplex(np.array(counts), total)
     assert (found >= 0).all()
     assert found.sum() == pytest.approx(total)
+
+
+def test_a_long_tail_keeps_most_of_its_variance_between_groups():
+    grid = grid_of(Integer(name="delay", lower=0, upper=239))
+    counts = 10_000 * (1 + grid.first / 10) ** -3.0
+    groups = group_cells(grid, counts, 1.0, num_rows=counts.sum(), num_groups=24)
+    assert groups.size <= 24
+    found = scores_of(grid, groups, np.bincount(groups.of_cell, counts))
+    assert found is not None
+    assert found.kept > 0.95  # 0.97; 0.81 in groups of equal numbers

@@ -64,7 +64,7 @@ def pairs_of(loadings, counts: PairCounts) -> np.ndarray:
 def draws_of(counts: PairCounts, fitted, seeds) -> np.ndarray:
     """Expected counts of pairs under draws of the posterior."""
     factor = prior_factor(counts, IN_ORDER)
-    draws = (draw_loadings(counts, factor, fitted, each) for each in seeds)
+    draws = (draw_loadings(counts, factor, fitted, each).loadings for each in seeds)
     return np.array([pairs_of(each, counts) for each in draws])
 
 
@@ -112,7 +112,7 @@ def test_rare_levels_do_not_become_frequent():
         factor = prior_factor(released, (0, 0))
         fitted = fit_traits(released, factor, num_points=POINTS, seed=0)
         draws = [
-            mixture_of(draw_loadings(released, factor, fitted, each), POINTS, (3, 40))
+            mixture_of(draw_loadings(released, factor, fitted, each).loadings, POINTS, (3, 40))
             for each in np.random.SeedSequence(0).spawn(3)
         ]
         found += [expected_counts(draw, counts.sum())[0][2] for draw in draws]
@@ -130,10 +130,22 @@ def test_fits_are_as_close_as_noise_and_sampling_allow(counts, truth, fitted):
         assert np.abs((found - wanted)[measured] / spread).max() < 4
 
 
+def _dependence(mixture) -> float:
+    """Total distance of the shares of pairs from the products of those of their columns."""
+    singles, pairs = expected_counts(mixture, 1.0)
+    column = np.repeat(np.arange(len(SIZES)), SIZES)
+    is_pair = column[:, None] < column
+    return float(np.abs(pairs - np.outer(singles, singles))[is_pair].sum())
+
+
 def test_a_loud_release_is_pulled_towards_independence(truth):
     loud = fit(noisy_counts(truth, 3000.0, 2))
     quiet = fit(noisy_counts(truth, 5.0, 2))
-    assert loud.scales.mean() < quiet.scales.mean()
+    # How far pairs of columns are from independent ones, in parts of the truth's distance.
+    shares = [_dependence(mixture_of(each.best, POINTS, SIZES)) for each in (loud, quiet)]
+    shares = np.array(shares) / _dependence(truth)
+    assert shares[0] < 0.1
+    assert shares[1] > 0.9
     for fitted in (loud, quiet):
         assert (fitted.scales >= 0.4 * SCALES[0]).all()
         assert (fitted.scales <= 3 * SCALES[-1]).all()

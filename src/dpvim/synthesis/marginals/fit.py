@@ -37,6 +37,7 @@ from dpvim.synthesis.marginals.kept import KeptRounds
 from dpvim.synthesis.marginals.mixture import Mixture, draw_cells, expected_counts
 from dpvim.synthesis.marginals.pair_counts import unexplained_shares
 from dpvim.synthesis.marginals.release import Design, Releases, codes_of, design, release
+from dpvim.synthesis.marginals.tilting import tilt
 from dpvim.synthesis.marginals.traits import (
     NUM_FITS,
     FittedTraits,
@@ -105,33 +106,35 @@ class MarginalFit:
     ) -> Iterator[Callable[[int], EncodedTable]]:
         """Draws of the posterior, each as a function that draws rows from it."""
         counts, factor = self.releases.counts, self._prior_factor()
+        scores = self.releases.scores
         of_fits, of_rows = zip(*(each.spawn(2) for each in seeds.spawn(count)), strict=True)
         draw = functools.partial(draw_loadings, counts, factor, self.traits)
         with ThreadPoolExecutor(os.cpu_count(), "dpvim-draws") as cores:
             try:
-                for loadings, each in zip(cores.map(draw, of_fits), of_rows, strict=True):
+                for drawn, each in zip(cores.map(draw, of_fits), of_rows, strict=True):
                     rng = np.random.default_rng(each)
                     groups = self.releases.redraw_groups(rng)
-                    yield self._rows_of(self._mixture(loadings), groups, rng, evenly=False)
+                    rows = tilt(self._mixture(drawn.loadings), drawn.counts, scores, rng)
+                    yield self._rows_of(rows.draw, groups, rng, evenly=False)
             finally:  # whoever asked may want no more
                 cores.shutdown(cancel_futures=True)
 
     def closest(self, seeds: np.random.SeedSequence) -> Callable[[int], EncodedTable]:
         """Rows that are as close to the fit as so many rows can be."""
         best, rng = self._mixture(self.traits.best), np.random.default_rng(seeds)
-        return self._rows_of(best, self.releases.groups, rng, evenly=True)
+        cells = functools.partial(draw_cells, best, evenly=True)
+        return self._rows_of(cells, self.releases.groups, rng, evenly=True)
 
     def _rows_of(
         self,
-        drawn: Mixture,
+        draw: Callable[[int, np.random.Generator], np.ndarray],
         all_groups: tuple[Groups, ...],
         rng: np.random.Generator,
         *,
         evenly: bool,
     ) -> Callable[[int], EncodedTable]:
         def rows(num_rows: int) -> EncodedTable:
-            cells = draw_cells(drawn, num_rows, rng, evenly=evenly)
-            return self.values_of(cells, all_groups, rng, evenly=evenly)
+            return self.values_of(draw(num_rows, rng), all_groups, rng, evenly=evenly)
 
         return rows
 

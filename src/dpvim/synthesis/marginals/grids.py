@@ -32,6 +32,8 @@ _SINGLE_COUNTS = 1 / 4
 _CLEAR = 3.0
 # A column is at least cut into so many parts.
 _KEPT_BLOCKS = 8
+# For a group a record counts at most so much more than one at the mean.
+_MOST_LEVERAGE = 4.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -181,16 +183,30 @@ def group_cells(
 ) -> Groups:
     """Groups of about equal size from released counts of the fine cells.
 
+    In ordered columns a record counts for more the farther it is from the mean: in groups of equal
+    numbers nearly all of the variance of a column with a long tail would be within the last one,
+    where values do not follow other columns.
+
     Neighbouring cells are put together until they hold a share of the records; a cell that holds
     one by itself stays alone, so lumps are kept. Levels without an order that are rare are put
     together whatever their place.
     """
     sizes = _sizes_of_cells(grid, counts, variance, num_rows)
-    values, share = sizes[: grid.num_values], num_rows / num_groups
-    of_cell = (_neighbours if grid.ordered else _rare_ones)(values, share)
+    values = sizes[: grid.num_values]
+    if grid.ordered:
+        values = values * _leverages(grid, values)
+    of_cell = (_neighbours if grid.ordered else _rare_ones)(values, values.sum() / num_groups)
     if grid.nullable:
         of_cell = np.append(of_cell, of_cell.max() + 1)
     return Groups(of_cell, sizes)
+
+
+def _leverages(grid: Grid, sizes: Float[np.ndarray, " cells"]) -> Float[np.ndarray, " cells"]:
+    """One and the squared distance from the mean, in variances, up to a bound."""
+    places = (grid.first + grid.last) / 2
+    squares = (places - np.average(places, weights=sizes)) ** 2
+    variance = np.average(squares, weights=sizes)
+    return 1 + np.minimum(squares / variance, _MOST_LEVERAGE) if variance > 0 else squares + 1
 
 
 def redraw_probs(

@@ -3,7 +3,7 @@
 All that is decided here is decided by the schema, the plan, and what was released before.
 
 1. Columns of many cells are counted by themselves (`_SINGLES_SHARE` of the release), and their
-   cells put into groups of about equal size.
+   cells put into groups of about equal size, in which a record far from the mean counts for more.
 2. All pairs of columns are counted, in groups. (To count all pairs with a part of the release, and
    those that a first fit cannot explain with the rest, was worse: docs/synthesis.md.)
 """
@@ -37,11 +37,14 @@ from dpvim.synthesis.marginals.grids import (
 )
 from dpvim.synthesis.marginals.kept import KeptRounds
 from dpvim.synthesis.marginals.pair_counts import PairCounts, gather
+from dpvim.synthesis.marginals.tilting import Scores, scores_of
 from dpvim.synthesis.schema import Schema
 
-# Columns with more cells than this are grouped, into about so many groups.
+# Columns with more cells than this are grouped.
 MOST_SINGLE_CELLS = 48
-_NUM_GROUPS = 24
+# Into how many groups: as many as leave so many standard deviations of the noise to a pair of them,
+# were the records spread evenly, but neither fewer nor more than these.
+_PAIR_NOISES, _FEWEST_GROUPS, _MOST_GROUPS = 3, 24, 48
 _SINGLES_SHARE = 0.1
 # What an interval should hold, in standard deviations of the noise of its count.
 _LEAST_NOISES = 8
@@ -86,6 +89,13 @@ class Releases:
             else groups
             for column, (grid, groups) in enumerate(zip(self.grids, self.groups, strict=True))
         )
+
+    @property
+    def scores(self) -> tuple[Scores | None, ...]:
+        """For each column the scores of its groups, if they are in an order."""
+        counts = self.counts
+        sizes = np.split(counts.of_cells()[0], counts.offsets[1:-1])
+        return tuple(map(scores_of, self.grids, self.groups, sizes))
 
     @property
     def in_order(self) -> list[int]:
@@ -147,6 +157,16 @@ def _num_intervals(plan: PrivacyPlan, num_grouped: int) -> int:
     return next((each for each in INTERVALS if each <= most), INTERVALS[-1])
 
 
+def _num_groups(plan: PrivacyPlan, wanted: Design) -> int:
+    """Of a column's cells; more of them tell more of its values, and less of pairs with others."""
+    noises = noise_of_pairs(plan, wanted)
+    if not noises:
+        return _MOST_GROUPS
+    noise = float(np.median(noises))
+    number = math.sqrt(plan.num_examples / (_PAIR_NOISES * noise)) if noise else math.inf
+    return int(min(max(number, _FEWEST_GROUPS), _MOST_GROUPS))
+
+
 def codes_of(table: EncodedTable, schema: Schema, grids: Sequence[Grid]) -> np.ndarray:
     """The fine cell of each record and column; each depends on that record alone."""
     columns = [
@@ -165,13 +185,14 @@ def release(mechanism: CountMechanism | KeptRounds, wanted: Design) -> Releases:
         fine = Cells(tuple(each.of_cell for each in groups))
         noisy += mechanism.release(fine, [Marginal((c,)) for c in wanted.grouped], share=singles)
         rows = _num_rows(mechanism, noisy)
+        num_groups = _num_groups(mechanism.plan, wanted)
         for column, each in zip(wanted.grouped, noisy, strict=True):
             groups[column] = group_cells(
                 wanted.grids[column],
                 each.counts,
                 each.variance,
                 num_rows=rows,
-                num_groups=_NUM_GROUPS,
+                num_groups=num_groups,
             )
     if pairs:
         cells = Cells(tuple(each.of_cell for each in groups))

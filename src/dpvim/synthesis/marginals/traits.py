@@ -231,18 +231,26 @@ def _relative_sizes(
     return np.repeat(factors, counts.sizes)
 
 
+class Draw(NamedTuple):
+    """A draw of the posterior, and what it was fitted to."""
+
+    loadings: Loadings
+    counts: PairCounts
+
+
 def draw_loadings(
     counts: PairCounts,
     factor: Float[np.ndarray, "l l"],
     fitted: FittedTraits,
     seeds: np.random.SeedSequence,
-) -> Loadings:
+) -> Draw:
     """A draw of the posterior; arguments as in `fit_traits`."""
     rng = np.random.default_rng(seeds)
     again = release_again(counts, mixture_of(fitted.wide, fitted.num_points, counts.sizes), rng)
     traits = points(fitted.num_points, len(fitted.wide.slopes))
     centre = _WIDE_SCALE * rng.normal(size=fitted.wide.slopes.shape)
-    return _nearest(traits, factor, again, fitted.wide, _WIDE_SCALE, *_REFIT, centre=centre)
+    found = _nearest(traits, factor, again, fitted.wide, _WIDE_SCALE, *_REFIT, centre=centre)
+    return Draw(found, again)
 
 
 # The fit, compiled
