@@ -36,7 +36,7 @@ import dpvim
 import dpvim.synthesis.fitting
 from dpvim import checkpoints
 
-KINDS = ("steered", "aligned", "counts")
+KINDS = ("steered", "aligned", "persons", "counts", "counts of persons")
 
 
 def digest_of_fit(kind: str, folder: Path, number: int) -> str:
@@ -47,8 +47,12 @@ def digest_of_fit(kind: str, folder: Path, number: int) -> str:
     checkpoints.SECONDS_BETWEEN, checkpoints.MOST_OVERHEAD = 0.0, float("inf")
     warnings.simplefilter("ignore")
     found: Any
-    if kind == "counts":
-        twin = dpvim.synthesize(*_table(), epsilon=1.0, checkpoint=folder)
+    if kind.startswith("counts"):
+        table, schema = _table()
+        by_person: dict[str, Any] = {}
+        if "persons" in kind:
+            table, by_person = table.assign(who=np.arange(len(table)) // 3), {"group_by": "who"}
+        twin = dpvim.synthesize(table, schema, epsilon=1.0, checkpoint=folder, **by_person)
         fitted: Any = twin.fit
         found = (
             fitted.traits.best,
@@ -63,6 +67,8 @@ def digest_of_fit(kind: str, folder: Path, number: int) -> str:
         options: dict[str, Any] = {"num_steps": 3200}
         if kind == "aligned":
             options |= {"learning_rate": 0.01, "sampling_prob": 0.1}
+        if kind == "persons":
+            options |= {"group_by": np.arange(len(X)) // 3, "max_rows_per_person": 2}
         fit = dpvim.fit(_model, X, y, epsilon=1.0, delta=1e-5, checkpoint=folder, **options)
         found = (fit.trace.params, fit.releases, fit.posterior.loc, fit.posterior.scale)
         price = fit.privacy.to_dict()

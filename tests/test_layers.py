@@ -27,6 +27,7 @@ LAYERS = [
         "channel",
         "rendezvous",
         "cache",
+        "cells",
         "fingerprint",
         "mapped",
     },

@@ -246,6 +246,26 @@ def bits_of_fit(fit):
     return [np.asarray(leaf).tobytes() for leaf in leaves]
 
 
+PERSONS = np.arange(300) // 3  # three rows each, of which two are used
+BY_PERSON = {"group_by": PERSONS, "max_rows_per_person": 2}
+
+
+def test_a_fit_by_persons_goes_on_with_the_same_rows_of_each(tmp_path, monkeypatch):
+    """With the same noise and other rows, the difference of two releases would have no noise."""
+    whole = quick(tmp_path / "whole", **BY_PERSON)
+    crash(tmp_path / "run", monkeypatch, **BY_PERSON)
+    for name, value in {
+        "data": PERSONS[::-1] // 2 * 2,
+        "plan": None,
+    }.items():
+        changes = {"group_by": value} if name == "data" else {"max_rows_per_person": 3}
+        with pytest.raises(dpvim.FileError, match=f"run with other .*{name}.*not be used"):
+            quick(tmp_path / "run", **(BY_PERSON | changes))
+    assert bits_of_fit(quick(tmp_path / "run", **BY_PERSON)) == bits_of_fit(whole)
+    monkeypatch.setattr(checkpoints, "fresh_secret", lambda: SECRET[::-1])
+    assert bits_of_fit(quick(tmp_path / "other", **BY_PERSON)) != bits_of_fit(whole)
+
+
 def other_rows():
     changed = X.copy()
     changed[17, 1] += 1e-3
@@ -292,6 +312,13 @@ def test_a_constant_array_of_a_model_is_part_of_it():
     assert digest(np.array([0.0, 1.0, 2.0 + 1e-6])) != first
 
 
+def test_a_run_whose_bits_may_differ_has_no_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with pytest.raises(ValueError, match="checkpoint: expected a run on the CPU, got one on 'gpu'"):
+        quick(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_ctrl_c_keeps_the_progress_and_resume_is_sent_to_the_checkpoint(
     tmp_path, monkeypatch, ctrl_c
 ):
@@ -327,8 +354,13 @@ def test_many_fits_and_those_without_privacy_have_no_checkpoint(tmp_path):
     [
         ("steered", 1),
         *(
-            pytest.param(kind, kills, marks=pytest.mark.long)  # fifty in all; more in a command
-            for kind, kills in (("steered", 20), ("aligned", 15), ("counts", 15))
+            pytest.param(
+                kind, kills, marks=pytest.mark.long
+            )  # over fifty in all; more in a command
+            for kind, kills in (
+                *(("steered", 20), ("aligned", 15), ("persons", 10)),
+                *(("counts", 15), ("counts of persons", 5)),
+            )
         ),
     ],
 )

@@ -30,6 +30,7 @@ EXTRAS = {
     "arviz": Extra(("arviz",), "posterior.to_arviz()"),
     "audit": Extra(("jax_privacy",), "attacks on the library: dpvim audit"),
     "reproduce": Extra(("pooch",), "the paper's experiments: dpvim reproduce"),
+    "ray": Extra(("ray",), 'sweeps on a cluster: on="ray" of fit_many, tune, dpvim reproduce'),
     "flows": Extra(("flowjax",), 'normalising flows: family="flow"'),
 }
 """By name of the extra, the modules that it adds to what every installation has."""

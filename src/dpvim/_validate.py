@@ -10,6 +10,8 @@ from numbers import Integral, Real
 _MOST_SHOWN = 300
 LARGEST_INTEGER = 2**53
 """The accountant computes in floats, which hold integers up to here."""
+SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 1e6
+"""Beyond them its grids end: no noise would do, or none would be noticed."""
 
 
 def positive(name: str, value: object, *, hint: str = "") -> float:
@@ -17,6 +19,15 @@ def positive(name: str, value: object, *, hint: str = "") -> float:
     number = _number(name, value, "a positive number", hint)
     if not (number > 0 and math.isfinite(number)):
         raise ValueError(_message(name, "a positive finite number", value, hint))
+    return number
+
+
+def epsilon(name: str, value: object) -> float:
+    """An epsilon that the accountant can calibrate to."""
+    number = positive(name, value)
+    if not SMALLEST_EPSILON <= number <= LARGEST_EPSILON:
+        hint = "Useful ones lie between 0.01 and 10."
+        raise ValueError(_message(name, "a number between 1e-6 and 1e6", value, hint))
     return number
 
 
@@ -73,6 +84,13 @@ def an_instance(name: str, value: object, kinds: type | tuple[type, ...], expect
     """Refuse what is not of a kind, which `expected` puts into words."""
     if not isinstance(value, kinds):
         raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}.")
+
+
+def many(name: str, value: object, expected: str) -> None:
+    """Refuse what has no elements, such as an array without an axis."""
+    has_no_axis = getattr(value, "shape", None) == ()
+    if has_no_axis or not isinstance(value, Iterable):
+        raise TypeError(f"{name}: expected {expected}, got {shown(value)}.")
 
 
 def one_of(name: str, value: object, options: Iterable[str]) -> str:

@@ -8,19 +8,20 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from dpvim import _validate
+from dpvim import _validate, cells
 from dpvim._compile import single_precision
 from dpvim._progress import show_progress
 from dpvim.bridge.data import ModelInput, check_model
 from dpvim.bridge.model import bridge
-from dpvim.bridge.persons import GROUP_BY, read_inputs, rows_of
+from dpvim.bridge.persons import GROUP_BY, given_rows, read_inputs, rows_of
+from dpvim.cells import THREADS, Cluster, Sweep
 from dpvim.inference.loop import runs_per_program
-from dpvim.inference.monitor import RunMonitor, monitoring
+from dpvim.inference.monitor import UNMONITORED, RunMonitor, monitoring
 from dpvim.jobs import begin, check_alike, refuse_what_cannot_be_shared
 from dpvim.ledger.book import Job
 from dpvim.ledger.payment import Account, Tally, book_once, paid
@@ -31,7 +32,7 @@ from dpvim.privacy.randomness import SecretStreams, fresh_key
 from dpvim.privacy.steps import StepCounter, origin_of
 from dpvim.rendezvous import meet, refuse_several_processes, several_processes
 from dpvim.result import Fit, Session
-from dpvim.resumable import kept, refuse_checkpoint_of_persons
+from dpvim.resumable import kept
 from dpvim.strategy import Request, choose
 from dpvim.svi import warn_of_seed
 from dpvim.types import Origin
@@ -112,10 +113,15 @@ def fit(model: Model, *data: Any, **options: Any) -> Fit:
     >>> result.privacy.epsilon <= 1
     True
     """
+    return fit_on(None, model, *data, **options)
+
+
+def fit_on(ray: Cluster | None, model: Model, *data: Any, **options: Any) -> Fit:
+    """`fit`, with its steps taken by a worker if there are any."""
     call = Request(take(Budget, options), take(FitOptions, options))
     if several_processes():
         return _fit_shard(model, data, options, call)
-    return _fit_all(model, data, options, [call])[0]
+    return _fit_all(model, data, options, [call], ray)[0]
 
 
 def fit_nonprivate(model: Model, *data: Any, **options: Any) -> Fit:
@@ -146,7 +152,12 @@ def fit_nonprivate(model: Model, *data: Any, **options: Any) -> Fit:
 
 
 def fit_many(
-    model: Model, *data: Any, each: Sequence[Mapping[str, Any]], delta: float, **options: Any
+    model: Model,
+    *data: Any,
+    each: Sequence[Mapping[str, Any]],
+    delta: float,
+    on: str = THREADS,
+    **options: Any,
 ) -> list[Fit]:
     """Many fits of one model to the same records: for experiments, on all cores.
 
@@ -158,10 +169,12 @@ def fit_many(
             and ``init_params``. ``[{"epsilon": e, "seed": s} for e in (1, 4) for s in range(10)]``
             asks for twenty fits.
         delta: As in `fit`.
+        on: ``threads`` of this process, or ``ray``: workers of a Ray cluster (docs/sweeps.md).
         options: What all fits share: the other arguments of `fit`, and data given by keyword.
 
     Returns:
-        A `Fit` for each, in order. If Ctrl-C stopped them they hold what was released until then.
+        A `Fit` for each, in order. If Ctrl-C stopped them they hold what was released until then;
+        on Ray they are given up, at their full price.
 
     Each fit's statement is about that fit alone. With a ledger all fits are booked at once, or none
     of them is; without one, whoever publishes several has to find what they cost together.
@@ -191,7 +204,8 @@ def fit_many(
                 raise ValueError(f"{name}: expected in `each` or for all fits, got both.")
         keyword_data = {"delta": delta, **options, **own}
         calls.append(Request(take(Budget, keyword_data), take(FitOptions, keyword_data)))
-    return _fit_all(model, data, keyword_data, calls)
+    with cells.opened(on) as ray:
+        return _fit_all(model, data, keyword_data, calls, ray)
 
 
 def _refuse_checkpoint(name: str, options: Mapping[str, Any]) -> None:
@@ -229,7 +243,11 @@ _show_options(fit_nonprivate, RunLength, FitOptions)
 
 @single_precision
 def _fit_all(
-    model: Model, data: tuple[Any, ...], keyword_data: dict[str, Any], calls: list[Request]
+    model: Model,
+    data: tuple[Any, ...],
+    keyword_data: dict[str, Any],
+    calls: list[Request],
+    ray: Cluster | None = None,
 ) -> list[Fit]:
     """Check everything, make the plans, take the steps.
 
@@ -238,13 +256,8 @@ def _fit_all(
     check_model(model, data, [name for name in keyword_data if name != GROUP_BY])
     seeds = [call.options.seed for call in calls]
     most_rows = calls[0].length.max_rows_per_person
-    refuse_checkpoint_of_persons(calls[0].options.checkpoint, most_rows)
-    inputs = read_inputs(
-        data,
-        keyword_data,
-        max_rows_per_person=most_rows,
-        streams=SecretStreams(None if None in seeds else seeds[0]),
-    )
+    read = functools.partial(read_inputs, data, keyword_data, max_rows_per_person=most_rows)
+    inputs = read(streams=SecretStreams(None if None in seeds else seeds[0]))
     bridged = bridge(model, inputs)
     chosen = choose(calls, bridged, inputs.num_rows)
     plans = [strategy.plan for strategy in chosen]
@@ -256,6 +269,7 @@ def _fit_all(
     progress = show_progress(chosen[0].options.progress)
     with monitoring(sum(plan.num_steps for plan in plans), progress=progress) as monitor:
         todo: list[Callable[[], list[RunResult]]] = []
+        groups: list[Group] = []
         owners: list[tuple[int, PreparedFit]] = []
         jobs: list[Job] = []
         tallies: list[Tally] = []
@@ -266,8 +280,9 @@ def _fit_all(
             prior = chosen[members[0]].prior
             prepared = PreparedFit(model, plan, options[0], inputs, bridged, prior)
             if options[0].checkpoint is not None:  # there is one call, and it pays for itself
+                given = inputs.records if most_rows is None else given_rows(data, keyword_data)
                 kept_run = functools.partial(
-                    _run_kept, prepared, calls[0].delta, inputs, monitor, account
+                    _run_kept, prepared, calls[0].delta, inputs, read, given, monitor, account
                 )
                 todo.append(kept_run)
             else:
@@ -276,12 +291,21 @@ def _fit_all(
                     jobs.append(Job(plan, len(members)))
                 watched = monitor._replace(begin=tallies[-1].add)
                 todo += programs(prepared, options, inputs, watched)
+                if ray is not None:
+                    own = groups_of(prepared, options, ray.num_processors)
+                    groups += [Group(plan, prior, each) for each in own]
             owners += [(i, prepared) for i in members]
         # All that can be wrong with the input is known: from here on it may cost something.
         seeded = any(call.options.seed is not None for call in calls)
         paying = account if jobs else None
+        sweep = None if ray is None else _sweep(ray, model, inputs, groups)
         with paid(paying, jobs, tallies, data=inputs.records, seeded=seeded):
-            results = in_parallel(todo)
+            if sweep is None:
+                results = in_parallel(todo)
+            else:
+                for tally, job in zip(tallies, jobs, strict=True):
+                    tally.add(job.runs * job.plan.num_steps)  # workers do not tell their steps
+                results = _results(sweep, groups, monitor)
     for (i, prepared), result in zip(owners, results, strict=True):
         found[i] = _as_fit(prepared, calls[i], result, account)
     return [found[i] for i in range(len(calls))]
@@ -349,32 +373,78 @@ def programs(
     Every call takes some of the runs, as one vectorised program, and together they take all of
     them in order.
     """
-    num_steps = prepared.plan.num_steps
+    groups = groups_of(prepared, options, os.cpu_count() or 1)
+    return [_program(prepared, own, inputs, monitor) for own in groups]
+
+
+def groups_of(
+    prepared: PreparedFit, options: list[FitOptions], num_processors: int
+) -> list[list[FitOptions]]:
+    """Runs that are one vectorised program each."""
     most = runs_per_program(prepared.engine)
-    # At least a call for each core, of about the same size: two sizes are compiled at most.
-    num_calls = min(len(options), max(os.cpu_count() or 1, -(-len(options) // most)))
-    calls: list[Callable[[], list[RunResult]]] = []
-    for members in np.array_split(np.arange(len(options)), num_calls):
-        own = [options[i] for i in members]
-        calls.append(
-            functools.partial(
-                prepared.run,
-                [_initial_state(prepared, each) for each in own],
-                inputs.records,
-                streams=[SecretStreams(each.seed) for each in own],
-                num_steps=num_steps,
-                trace_every=prepared.trace_every(options[0].trace_every, num_steps),
-                monitor=monitor,
-                steerings=[prepared.steering(each.init_params) for each in own],
-            )
+    # At least one for each core, of about the same size: two sizes are compiled at most.
+    number = min(len(options), max(num_processors, -(-len(options) // most)))
+    members = np.array_split(np.arange(len(options)), number)
+    return [[options[i] for i in own] for own in members]
+
+
+def _program(
+    prepared: PreparedFit, own: list[FitOptions], inputs: ModelInput, monitor: RunMonitor
+) -> Callable[[], list[RunResult]]:
+    num_steps = prepared.plan.num_steps
+    return functools.partial(
+        prepared.run,
+        [_initial_state(prepared, each) for each in own],
+        inputs.records,
+        streams=[SecretStreams(each.seed) for each in own],
+        num_steps=num_steps,
+        trace_every=prepared.trace_every(own[0].trace_every, num_steps),
+        monitor=monitor,
+        steerings=[prepared.steering(each.init_params) for each in own],
+    )
+
+
+class Group(NamedTuple):
+    """Runs of one plan that are one program, as they are sent to a worker."""
+
+    plan: Plan
+    prior: Any
+    options: list[FitOptions]
+
+
+def _sweep(ray: Cluster, model: Model, inputs: ModelInput, groups: list[Group]) -> Sweep:
+    if inputs.on_disk:
+        raise ValueError(
+            "on: expected 'threads' for arrays on the disk, which workers elsewhere do not have, "
+            "got 'ray'. Leave it out, or load the arrays."
         )
-    return calls
+    sent = inputs._replace(records=[np.asarray(leaf) for leaf in inputs.records])
+    return ray.sweep(_run_apart, (model, sent), groups)
+
+
+@single_precision
+def _run_apart(shared: tuple[Model, ModelInput], group: Group) -> list[RunResult]:
+    """All steps of some runs, in a worker: its noise is drawn there, and stays there."""
+    model, inputs = shared
+    prepared = PreparedFit(model, group.plan, group.options[0], inputs, prior=group.prior)
+    return _program(prepared, group.options, inputs, UNMONITORED)()
+
+
+def _results(sweep: Sweep, groups: list[Group], monitor: RunMonitor) -> list[RunResult]:
+    """Of all groups, in order."""
+    found = {}
+    for number, results in sweep.results(monitor.stopped):
+        found[number] = results
+        monitor.advance(groups[number].plan.num_steps * len(results))
+    return [result for number in range(len(groups)) for result in found[number]]
 
 
 def _run_kept(
     prepared: PreparedFit,
     delta: float | None,
     inputs: ModelInput,
+    read: Callable[..., ModelInput],
+    given: Any,
     monitor: RunMonitor,
     account: Account | None,
 ) -> list[RunResult]:
@@ -382,10 +452,17 @@ def _run_kept(
 
     Whoever continues the run finds its booking under the checkpoint's id. It is settled when the
     run is whole: until then it may go on.
+
+    Args:
+        read: Reads `inputs` again, with other coins.
+        given: What they are made from.
     """
     options, plan = prepared.options, prepared.plan
     num_steps = plan.num_steps
-    with kept(prepared, options, inputs, delta=delta) as keeper:
+    with kept(prepared, options, inputs, given, delta=delta) as keeper:
+        if plan.max_rows_per_person is not None:
+            # The run's own coins: with the same noise, the rows of a person must be the same.
+            inputs = read(streams=keeper.streams)
         booking = None
         if account is not None:
             assert isinstance(plan, PrivacyPlan)

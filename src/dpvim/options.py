@@ -241,16 +241,18 @@ class Budget(RunLength):
             _validate.text("purpose", self.purpose)
         if self.num_examples is not None:
             _validate.positive_int("num_examples", self.num_examples)
+        put = object.__setattr__
         for name in ("epsilon", "noise_multiplier", "clip_norm"):
             if getattr(self, name) is not None:
-                _validate.positive(name, getattr(self, name))
+                put(self, name, _validate.positive(name, getattr(self, name)))
         if self.ledger is not None:
-            object.__setattr__(self, "ledger", Ledger.of(self.ledger))
+            put(self, "ledger", Ledger.of(self.ledger))
         elif self.purpose is not None:
             raise ValueError(
                 f"purpose: expected with ledger=, where it is noted, got {self.purpose!r} alone."
             )
-        _validate.open_unit("delta", self.delta, hint="A common choice is 1/(10 N).")
+        hint = "A common choice is 1/(10 N)."
+        put(self, "delta", _validate.open_unit("delta", self.delta, hint=hint))
         if (self.epsilon is None) == (self.noise_multiplier is None):
             both = f"both ({self.epsilon} and {self.noise_multiplier})"
             given = "neither" if self.epsilon is None else both

@@ -293,12 +293,25 @@ class PreparedFit:
         for name, value in init_params.items():
             _validate.one_of("init_params", name, names)
             expected = self.space.sites[names.index(name)].shape
-            if np.shape(value) != expected:
-                raise ValueError(
-                    f"init_params[{name!r}]: expected shape {expected}, got {np.shape(value)}."
-                )
+            _check_start(name, value, expected)
         given = {name: jnp.asarray(value, jnp.float32) for name, value in init_params.items()}
         return self.space.unconstrain(self.space.constrain(loc) | given)
+
+
+def _check_start(name: str, value: Any, expected: tuple[int, ...]) -> None:
+    """Refuse an initial value that is none, before anything is paid for."""
+    try:
+        numbers = np.asarray(value, np.float32)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(
+            f"init_params[{name!r}]: expected numbers, got {_validate.shown(value)}."
+        ) from None
+    if numbers.shape != expected:
+        raise ValueError(f"init_params[{name!r}]: expected shape {expected}, got {numbers.shape}.")
+    if not np.isfinite(numbers).all():
+        raise ValueError(
+            f"init_params[{name!r}]: expected finite numbers, got {_validate.shown(value)}."
+        )
 
 
 @single_precision

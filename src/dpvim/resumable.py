@@ -65,25 +65,29 @@ class CheckpointKeeper:
 
 @contextlib.contextmanager
 def kept(
-    prepared: PreparedFit, options: FitOptions, inputs: ModelInput, *, delta: float | None
+    prepared: PreparedFit,
+    options: FitOptions,
+    inputs: ModelInput,
+    given: Any,
+    *,
+    delta: float | None,
 ) -> Iterator[CheckpointKeeper]:
-    """The keeper of a fit, which has the checkpoint's folder to itself meanwhile."""
+    """The keeper of a fit, which has the checkpoint's folder to itself meanwhile.
+
+    Args:
+        given: The data, before any coins chose among them.
+    """
     if options.checkpoint is None:
         raise ValueError("checkpoint: expected a folder, got None.")
-    question = question_of(prepared, options, inputs, delta=delta)
-    digest = data_digest(inputs.records)
-    with checkpoints.opened(options.checkpoint, question, digest) as checkpoint:
-        yield CheckpointKeeper(checkpoint, options.seed, prepared.plan.num_steps)
-
-
-def refuse_checkpoint_of_persons(checkpoint: Any, persons: Any) -> None:
-    """Rows of a person are drawn anew in every process, and noise must not go with other rows."""
-    if checkpoint is not None and persons is not None:
+    if (backend := jax.default_backend()) != "cpu":
         raise ValueError(
-            "checkpoint: expected none together with group_by, got one. The rows of a person that "
-            "are used are drawn when a run starts, and a run that goes on would draw others, with "
-            "the same noise. Leave out the checkpoint."
+            f"checkpoint: expected a run on the CPU, got one on {backend!r}, where a step that is "
+            "taken again may round differently: two releases with the same noise. Leave out the "
+            "checkpoint, or set JAX_PLATFORMS=cpu."
         )
+    question = question_of(prepared, options, inputs, delta=delta)
+    with checkpoints.opened(options.checkpoint, question, data_digest(given)) as checkpoint:
+        yield CheckpointKeeper(checkpoint, options.seed, prepared.plan.num_steps)
 
 
 def question_of(

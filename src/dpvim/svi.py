@@ -19,19 +19,20 @@ from __future__ import annotations
 import operator
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
+import numpy as np
 import optax
 from jaxtyping import Array
 from numpyro.infer.autoguide import AutoGuide
 
 from dpvim import _validate
 from dpvim._compile import single_precision
-from dpvim.bridge.data import ModelInput, map_arrays, prepare
+from dpvim.bridge.data import ModelInput, check_model, map_arrays, prepare
 from dpvim.bridge.latent_space import LatentSpace
-from dpvim.bridge.persons import read_inputs
+from dpvim.bridge.persons import GROUP_BY, read_inputs
 from dpvim.inference.engine import Info, State
 from dpvim.inference.families import Family
 from dpvim.inference.monitor import monitoring
@@ -85,6 +86,7 @@ class DPSVI:
         probe_width: float | Literal["auto"] = 1.0,
         seed: int | None = None,
     ) -> None:
+        check_model(model)
         if not isinstance(plan, PrivacyPlan | NonPrivatePlan):
             raise TypeError(f"plan: expected a dpvim.PrivacyPlan, got {type(plan).__name__}.")
         plan.noise_stddev  # noqa: B018 -- refuse a plan that was not calibrated
@@ -123,6 +125,10 @@ class DPSVI:
             args, kwargs: Data and constants, as the model takes them.
             init_params: Initial values by site name (in their supports); others are random.
         """
+        _check_key(key)
+        if init_params is not None:
+            expected = "a dict of values by the names of sites"
+            _validate.an_instance("init_params", init_params, Mapping, expected)
         prepared, _ = self._read(args, kwargs)
         return prepared.init(key, origin_of(self.plan, self.seed), init_params)
 
@@ -282,6 +288,7 @@ class DPSVI:
             known, inputs = self._last_read
             if len(known) == len(leaves) and all(map(operator.is_, known, leaves)):
                 return self._prepared, inputs
+        check_model(self.model, args, [name for name in kwargs if name != GROUP_BY])
         inputs = read_inputs(
             args,
             kwargs,
@@ -314,6 +321,14 @@ def warn_of_seed(plan: Plan, seed: int | None, *, stacklevel: int = 3) -> None:
             NotForReleaseWarning,
             stacklevel=stacklevel,
         )
+
+
+def _check_key(key: object) -> None:
+    if isinstance(key, jax.Array | np.ndarray):
+        is_typed = key.shape == () and jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key)
+        if is_typed or (key.dtype, key.shape) == (np.uint32, (2,)):
+            return
+    raise TypeError(f"key: expected jax.random.key(...), got {_validate.shown(key)}.")
 
 
 def _refuse_tracers(values: Any) -> None:

@@ -16,20 +16,23 @@ single records by heart.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from dpvim import _validate
+from dpvim import _validate, cells
 from dpvim._compile import single_precision
 from dpvim._progress import ProgressBar, show_progress
 from dpvim.bridge.data import ModelInput
 from dpvim.bridge.model import bridge
 from dpvim.bridge.persons import read_inputs, rows_of
+from dpvim.cells import THREADS, Cluster
 from dpvim.checking.density import Score, score_records
 from dpvim.checking.questions import check_plan
-from dpvim.fitting import fit
+from dpvim.fitting import fit, fit_on
 from dpvim.ledger.book import Booking, Job, Ledger
 from dpvim.options import Budget, FitOptions, take
 from dpvim.posterior.from_trace import DivergedError
@@ -213,6 +216,7 @@ def tune(
     progress: bool | None = None,
     ledger: Any = None,
     purpose: str | None = None,
+    on: str = THREADS,
     **options: Any,
 ) -> Tuned:
     """Fit the best of several candidates under one budget, its choice included.
@@ -228,6 +232,8 @@ def tune(
         progress: Show a progress bar. With ``repeat`` there is none: how many trials there are, and
             how long they take, is not to be shown.
         ledger, purpose: As in `dpvim.fit`: all trials are booked before the first.
+        on: ``threads`` of this process, one trial after the other, or ``ray``: the fits of several
+            trials on workers of a Ray cluster (docs/sweeps.md).
         options: What all fits share, as in `dpvim.fit`, and data given by keyword.
 
     Returns:
@@ -243,27 +249,25 @@ def tune(
     plan = plan_tuning(
         candidates, *data, epsilon=epsilon, delta=delta, method=method, chance=chance, **options
     )
-    trials = Trials(chosen, plan, data, options, seed)
     names = list(chosen)
-    bookings = _book(ledger, plan, data, options, purpose=purpose, seeded=seed is not None)
     scores = None
-    if plan.repeats is None:
-        with ProgressBar(
-            len(names), show=show_progress(progress), label="fits", unit="fits"
-        ) as bar:
-            done = []
-            for number, name in enumerate(names):
-                done.append(trials.run(number, name))
-                bar.advance(1)
-        best = max(done, key=_rank)
-        scores = {each.name: each.score for each in done}
-    else:
-        # How many, and which: secret, and drawn before anything is known.
-        rng = SecretStreams(seed).generator("trials")
-        order = rng.integers(len(names), size=plan.repeats.draw(rng))
-        best = max(
-            (trials.run(number, names[index]) for number, index in enumerate(order)), key=_rank
-        )
+    with cells.opened(on) as ray:
+        trials = Trials(chosen, plan, data, options, seed, ray)
+        bookings = _book(ledger, plan, data, options, purpose=purpose, seeded=seed is not None)
+        if plan.repeats is None:
+            show = show_progress(progress)
+            with ProgressBar(len(names), show=show, label="fits", unit="fits") as bar:
+                done = []
+                for trial in trials.run_all(names):
+                    done.append(trial)
+                    bar.advance(1)
+            best = max(done, key=_rank)
+            scores = {each.name: each.score for each in done}
+        else:
+            # How many, and which: secret, and drawn before anything is known.
+            rng = SecretStreams(seed).generator("trials")
+            order = rng.integers(len(names), size=plan.repeats.draw(rng))
+            best = max(trials.run_all([names[index] for index in order]), key=_rank)
     for booking in bookings:
         booking.settle_or_warn(booking.steps)
     return _chosen(best, scores, plan)
@@ -327,10 +331,29 @@ class Trials:
         data: tuple[Any, ...],
         options: Mapping[str, Any],
         seed: int | None,
+        ray: Cluster | None = None,
     ) -> None:
         self._candidates, self._plan, self._data, self._seed = candidates, plan, data, seed
-        self._options = options
+        self._options, self._ray = options, ray
         self._keyword_data = _keyword_data(options)
+
+    def run_all(self, names: Sequence[str]) -> Iterator[Trial]:
+        """Trials in order; several at a time where workers take their steps."""
+        if self._ray is None:
+            yield from itertools.starmap(self.run, enumerate(names))
+            return
+        with (
+            warnings.catch_warnings(),  # which threads share
+            ThreadPoolExecutor(self._ray.num_processors, "dpvim-trial") as threads,
+        ):
+            parts = [threads.submit(self.run, *each) for each in enumerate(names)]
+            try:
+                for part in parts:
+                    yield part.result()
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                self._ray.cancel()
+                raise
 
     def run(self, number: int, name: str) -> Trial:
         """One trial. Whatever is doubtful about a fit shows in its score."""
@@ -353,7 +376,7 @@ class Trials:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                fitted = fit(candidate.model, *self._data, **own)
+                fitted = self._fit(candidate.model, own)
                 if fitted.interrupted:
                     raise KeyboardInterrupt
                 assert fitted.plan == dataclasses.replace(plan, clip_norm=fitted.plan.clip_norm)
@@ -371,6 +394,11 @@ class Trials:
             except Exception as error:
                 return Trial(name, None, None, error)
         return Trial(name, fitted, score)
+
+    def _fit(self, model: Any, options: dict[str, Any]) -> Fit:
+        if self._ray is None:
+            return fit(model, *self._data, **options)
+        return fit_on(self._ray, model, *self._data, **options)
 
     def _statement(self, fitted: Fit) -> PrivacyStatement:
         """The statement of a fit that is chosen among trials: its price is that of them all."""

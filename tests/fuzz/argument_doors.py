@@ -9,17 +9,20 @@ from __future__ import annotations
 import contextlib
 import decimal
 import fractions
+import functools
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pandas as pd
 import whole_files
 from fuzz_harness import Harness, expect
@@ -29,6 +32,7 @@ import dpvim
 import dpvim.fitting
 import dpvim.tuning
 from dpvim.ledger.book import Ledger
+from dpvim.privacy.counts import CountMechanism
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.synthesis.analysis.pooling import analyze
 from dpvim.synthesis.analysis.rubin import combine
@@ -72,10 +76,15 @@ def _reach(*args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def _stopped_at_first_step() -> Iterator[None]:
+    here = _SCRATCH / "here"  # for folders that a checkpoint makes, which has any name
+    shutil.rmtree(here, ignore_errors=True)
+    here.mkdir()
     with (
+        contextlib.chdir(here),
         mock.patch.object(dpvim.fitting, "in_parallel", _reach),
         mock.patch.object(marginal_fit, "release", _reach),
         mock.patch.object(dpvim.tuning.Trials, "run", _reach),
+        mock.patch.object(CountMechanism, "release", _reach),
         contextlib.suppress(ReachedError),
     ):
         yield
@@ -154,11 +163,97 @@ def _tune(case: dict[str, Any]) -> None:
         dpvim.tune(candidates, rows, **{"ledger": path, **options})
 
 
-def _held_out(case: dict[str, Any]) -> None:
+def _fit_nonprivate(case: dict[str, Any]) -> None:
     options = dict(case)
-    with _ledger_watched() as path:
+    with _stopped_at_first_step():
+        dpvim.fit_nonprivate(options.pop("model"), options.pop("x"), **options)
+
+
+def _check_fit(case: dict[str, Any], check: Callable[..., Any]) -> None:
+    options = dict(case)
+    if options["fit"] is _FITTED:
+        options["fit"] = _fitted()
+    with _ledger_watched() as path, _stopped_at_first_step():
         fit, rows = options.pop("fit"), options.pop("x")
-        dpvim.held_out(fit, rows, **{"ledger": path, **options})
+        check(fit, rows, **{"ledger": path, **options})
+
+
+def _held_out(case: dict[str, Any]) -> None:
+    _check_fit(case, dpvim.held_out)
+
+
+def _predictive_check(case: dict[str, Any]) -> None:
+    _check_fit(case, dpvim.predictive_check)
+
+
+def _plan_tuning(case: dict[str, Any]) -> None:
+    options = dict(case)
+    found = dpvim.plan_tuning(options.pop("candidates"), options.pop("x"), **options)
+    expect(0 < found.epsilon <= options["epsilon"], f"it costs {found.epsilon}")
+
+
+def _dpsvi(case: dict[str, Any]) -> None:
+    options = dict(case)
+    if "start" in options:
+        options["init_params"] = {"mean": options.pop("start")}
+    rows, key, init_params = (options.pop(name) for name in ("x", "key", "init_params"))
+    svi = dpvim.DPSVI(options.pop("model"), options.pop("family"), **options)
+    svi.init(key, rows, init_params=init_params)
+
+
+_DPSVI = {
+    "model": _model,
+    "family": "mean_field",
+    "optimizer": optax.sgd(0.01),
+    "plan": PrivacyPlan(
+        num_examples=40, sampling_prob=1.0, num_steps=3, clip_norm=1.0, noise_multiplier=9.0
+    ),
+    "x": _ROWS,
+    "key": jax.random.key(0),
+    "init_params": None,
+}
+
+
+def _use_posterior(case: tuple[str, Any]) -> None:
+    """One argument of one method of what a fit or a twin gives."""
+    name, value = case
+    posterior, twin = _fitted().posterior, _twin()
+    calls: dict[str, Callable[[], Any]] = {
+        "sample": lambda: posterior.sample(value),
+        "sample, seed": lambda: posterior.sample(2, seed=value),
+        "log_prob": lambda: posterior.log_prob(value),
+        "interval": lambda: posterior.interval(value),
+        "summary": lambda: posterior.summary(value),
+        "posterior_from": lambda: _fitted().posterior_from(value),
+        "posterior_at": lambda: _fitted().posterior_at(value),
+        "resume": lambda: _fitted().resume(value),
+        "twin": lambda: twin.sample(value),
+        "twin, seed": lambda: twin.sample(2, seed=value),
+        "closest": lambda: twin.closest(value),
+        "broken_shares": lambda: twin.broken_shares(value),
+    }
+    calls[name]()
+
+
+_METHODS = (
+    *("sample", "sample, seed", "log_prob", "interval", "summary", "posterior_from"),
+    *("posterior_at", "resume", "twin", "twin, seed", "closest", "broken_shares"),
+)
+
+
+@functools.cache
+def _twin() -> Twin:
+    options = {"epsilon": 1.0, "components": 8, "progress": False}
+    return synthesize(whole_files.table(), whole_files.schema(), **options)
+
+
+_FITTED = "a fit"
+
+
+@functools.cache
+def _fitted() -> dpvim.Fit:
+    options = {**_FIT, "num_steps": 300, "learning_rate": 0.01, "progress": False}
+    return dpvim.fit(options.pop("model"), options.pop("x"), **options)
 
 
 _TUNE = {"candidates": {"one": _model, "other": _model}, "x": _ROWS, "epsilon": 1.0, "delta": 1e-5}
@@ -291,7 +386,10 @@ def harnesses() -> list[Harness]:
     made = {"frame": whole_files.table(), "schema": whole_files.schema(), "epsilon": 1.0}
     each = {**_FIT, "each": [{"epsilon": 1.0}, {"epsilon": 2.0}]}
     del each["epsilon"]
-    scored = {"fit": None, "x": _ROWS, "epsilon": 1.0, "delta": 1e-5}
+    scored = {"fit": _FITTED, "x": _ROWS, "epsilon": 1.0, "delta": 1e-5}
+    without = {"model": _model, "x": _ROWS, "num_steps": 8}
+    of_dpsvi = ("variant", "scale_transform", "init_scale", "probe_width", "seed", "start")
+    of_checks = ("relation", "num_examples", "seed", "ledger", "purpose", "group_by", "no_such")
     readers = st.tuples(st.sampled_from([*_READERS]), arguments | st.sampled_from(_PATHS))
     return [
         Harness("readers", readers, _read, 2),
@@ -301,11 +399,21 @@ def harnesses() -> list[Harness]:
         Harness("analyze", analyses | formulas, _analyze, 0.5),
         Harness("combine", faults(pooled, ("num_rows", "names", "level")), _combine),
         Harness("synthesize", faults(made, _SYNTHESIZE_OPTIONS), _synthesize, 0.5),
-        Harness("held out", faults(scored, ("against", "num_draws", "seed")), _held_out, 0.3),
+        Harness("held out", faults(scored, ("against", "num_draws", *of_checks)), _held_out, 0.2),
+        Harness(
+            "predictive check",
+            faults(scored, ("statistics", *of_checks)),
+            _predictive_check,
+            0.2,
+        ),
+        Harness("plan tuning", faults(_TUNE, ("method", "chance", "relation")), _plan_tuning, 0.2),
+        Harness("dpsvi", faults(_DPSVI, of_dpsvi), _dpsvi, 0.2),
+        Harness("posterior", st.tuples(st.sampled_from(_METHODS), arguments), _use_posterior, 0.5),
+        Harness("fit nonprivate", faults(without, _FIT_OPTIONS), _fit_nonprivate, 0.2),
         Harness("plan", faults(_FIT, _FIT_OPTIONS), _plan, 0.2),
         Harness("fit", faults(_FIT, _FIT_OPTIONS), _fit, 0.2),
-        Harness("fit many", faults(each, _FIT_OPTIONS), _fit_many, 0.2),
-        Harness("tune", faults(_TUNE, ("method", "chance", "num_steps")), _tune, 0.2),
+        Harness("fit many", faults(each, ("on", *_FIT_OPTIONS)), _fit_many, 0.2),
+        Harness("tune", faults(_TUNE, ("method", "chance", "num_steps", "on")), _tune, 0.2),
     ]
 
 

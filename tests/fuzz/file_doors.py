@@ -392,7 +392,7 @@ def harnesses() -> list[Harness]:
     """All doors for files."""
     counts, dpvi = whole_files.twin_of_counts(), whole_files.twin_by_dpvi()
     return [
-        Harness("fit", archives(whole_files.saved_fit()), _load_fit),
+        Harness("saved fit", archives(whole_files.saved_fit()), _load_fit),
         Harness("twin of counts", _of_twin(counts), _load_twin),
         Harness("twin by dpvi", _of_twin(dpvi), _load_twin),
         Harness("schema", _schemas(), _load_schema, 2),

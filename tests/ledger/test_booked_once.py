@@ -112,14 +112,18 @@ def test_a_twin_that_crashes_and_goes_on_is_booked_once(ledger, tmp_path, monkey
     assert [each.state for each in ledger.releases] == ["done"]
 
 
-def test_persons_and_checkpoints_exclude_each_other(ledger, tmp_path):
-    """Other rows of a person with the same noise would be the difference of the two, bare."""
-    with pytest.raises(ValueError, match="together with group_by"):
-        fit(None, tmp_path / "run", group_by=PERSONS, max_rows_per_person=2)
-    with pytest.raises(ValueError, match="together with group_by"):
-        dpvim.synthesize(
-            TABLE.assign(who=0), SCHEMA, epsilon=1.0, group_by="who", checkpoint=tmp_path / "run"
-        )
+def test_a_fit_by_persons_that_crashes_and_goes_on_is_booked_once(tmp_path, monkeypatch):
+    ledger = make_ledger(tmp_path, epsilon=3.0, unit="person")
+    by_person = {"group_by": PERSONS, "max_rows_per_person": 2}
+    with monkeypatch.context() as crashing:
+        crashing.setattr(PreparedFit, "run", lambda *args, **settings: crash())
+        with pytest.raises(Crash):
+            fit(ledger, tmp_path / "run", **by_person)
+    assert [each.state for each in ledger.releases] == ["open"]
+    made = fit(ledger, tmp_path / "run", **by_person)
+    (release,) = ledger.releases
+    assert release.state == "done"
+    assert release.booked.epsilon == made.privacy.epsilon == ledger.spent()
 
 
 def test_a_ledger_of_persons_knows_its_rows_whichever_are_used(tmp_path):

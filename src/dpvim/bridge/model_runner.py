@@ -16,7 +16,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 
 from dpvim.bridge.handler_stack import numpyro_lock
-from dpvim.types import Record, Scalar
+from dpvim.types import ModelError, Record, Scalar
 
 Model = Callable[..., Any]
 _WRAPPERS = (dist.ExpandedDistribution, dist.MaskedDistribution, dist.Independent)
@@ -89,7 +89,7 @@ class ModelRunner:
         model = handlers.seed(handlers.substitute(self._model, data=values), rng_seed=0)
         sites = self._trace(model, data, plates)
         return {
-            name: jnp.sum(site["fn"].log_prob(site["value"])) * plates.user_scale(site)
+            name: jnp.sum(_log_prob(name, site)) * plates.user_scale(site)
             for name, site in sites.items()
             if site["type"] == "sample"
         }
@@ -113,6 +113,17 @@ class ModelRunner:
         with numpyro_lock, numpyro.validation_enabled(False), handlers.trace() as sites, plates:
             self._call(model, data)
         return sites
+
+
+def _log_prob(name: str, site: dict[str, Any]) -> Array:
+    try:
+        return site["fn"].log_prob(site["value"])
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"site {name!r}: expected values that its distribution ({type(site['fn']).__name__}) "
+            f"has a density for, got some of shape {jnp.shape(site['value'])} ({error}). Do the "
+            "shapes of the data go with the model?"
+        ) from error
 
 
 def _arbitrary_values(shift: Scalar | float) -> Callable[[dict[str, Any]], ArrayLike | None]:

@@ -70,6 +70,11 @@ def rows_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInput:
     return prepare(args, {name: value for name, value in kwargs.items() if name != GROUP_BY})
 
 
+def given_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """All that records are made from but the coins: rows, and whose they are."""
+    return rows_of(args, kwargs).records, person_numbers(kwargs[GROUP_BY])
+
+
 def person_numbers(ids: Any, name: str = GROUP_BY) -> Int[np.ndarray, " rows"]:
     """Persons as numbers from 0 on; rows with equal ids are one person's.
 

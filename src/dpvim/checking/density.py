@@ -124,6 +124,8 @@ def held_out(
     True
     """
     _validate.positive_int("num_draws", num_draws)
+    delta = _validate.open_unit("delta", delta)
+    _validate.an_instance("against", against, (Fit, type(None)), "a dpvim.Fit")
     inputs = inputs_of(fit, data, keyword_data, seed)
     fits = [fit] if against is None else [fit, against]
     densities = [log_density(each, inputs, num_draws, seed) for each in fits]
@@ -138,7 +140,8 @@ def held_out(
     what = "log predictive density" if against is None else "difference of log densities"
     mechanism = mechanism_of(Question(codes, (NUM_CODES,)), inputs, plan, seed)
     rows = rows_of(data, keyword_data).records
-    with booked(ledger, purpose or "held-out score", plan, rows, delta=delta, seed=seed):
+    facts: dict[str, Any] = {"otherwise": "held-out score", "delta": delta, "seed": seed}
+    with booked(ledger, purpose, plan, rows, **facts):
         return _release_mean(
             mechanism, statement_of(plan, delta, seed, f"counts of records by {what}")
         )

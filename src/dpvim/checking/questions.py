@@ -51,6 +51,7 @@ def check_plan(
     num_examples: int | None,
 ) -> PrivacyPlan:
     """The plan of a release of counts of these records, calibrated."""
+    _validate.one_of("relation", relation, [each.value for each in Relation])
     if num_examples is None:
         if relation == Relation.ADD_OR_REMOVE:
             raise ValueError(
@@ -115,15 +116,24 @@ def statement_of(
 @contextlib.contextmanager
 def booked(
     ledger: Any,
-    purpose: str,
+    purpose: str | None,
     plan: PrivacyPlan,
     rows: Record,
     *,
+    otherwise: str,
     delta: float,
     seed: int | None,
 ) -> Iterator[None]:
-    """Pay for a release of counts in a ledger, if there is one. Once it is begun it is paid for."""
-    account = None if ledger is None else Account(Ledger.of(ledger), purpose, delta)
+    """Pay for a release of counts in a ledger, if there is one. Once it is begun it is paid for.
+
+    Args:
+        otherwise: The purpose if none is given.
+    """
+    if purpose is not None:
+        _validate.text("purpose", purpose)
+    account = None
+    if ledger is not None:
+        account = Account(Ledger.of(ledger), purpose or otherwise, delta)
     tally = Tally()
     with paid(account, [Job(plan)], [tally], data=rows, seeded=seed is not None, mechanism=COUNTS):
         tally.add(1)

@@ -14,6 +14,7 @@ import numpy as np
 import scipy
 from jaxtyping import Array, Float, Int
 
+from dpvim import _validate
 from dpvim._compile import single_precision
 from dpvim.bridge.data import ModelInput
 from dpvim.bridge.persons import rows_of
@@ -135,6 +136,8 @@ def predictive_check(
     >>> print(str(check).splitlines()[0][:5])
     Ranks
     """
+    delta = _validate.open_unit("delta", delta)
+    _check_statistics(statistics)
     inputs = inputs_of(fit, data, keyword_data, seed)
     if inputs.has_several_rows:
         raise ValueError(
@@ -150,7 +153,8 @@ def predictive_check(
     mechanism = mechanism_of(question, inputs, plan, seed)
     cells = Cells(tuple(np.arange(size) for _ in names))
     rows = rows_of(data, keyword_data).records
-    with booked(ledger, purpose or "predictive check", plan, rows, delta=delta, seed=seed):
+    facts: dict[str, Any] = {"otherwise": "predictive check", "delta": delta, "seed": seed}
+    with booked(ledger, purpose, plan, rows, **facts):
         released = mechanism.release(cells, [Marginal((i,)) for i in range(len(names))], share=1.0)
     num_records = num_records_of(plan, released)
     return PredictiveCheck(
@@ -160,6 +164,19 @@ def predictive_check(
         },
         statement_of(plan, delta, seed, f"counts of records by rank, for {len(names)} statistics"),
     )
+
+
+def _check_statistics(statistics: Any) -> None:
+    if statistics is None:
+        return
+    expected = "a dict of functions by name"
+    _validate.an_instance("statistics", statistics, Mapping, expected)
+    for name, statistic in statistics.items():
+        _validate.text("statistics", name)
+        if not callable(statistic):
+            raise TypeError(
+                f"statistics[{name!r}]: expected a function, got {type(statistic).__name__}."
+            )
 
 
 def _ranks(

@@ -93,8 +93,8 @@ def end_dry_run_of_twin(
     """Read the table, say what would be done with it, and end the command."""
     schema = maker.schema
     if isinstance(maker, DpviSynthesizer):
-        table, by_person = maker.read(source, **reading)
-        delta = resolve_delta(delta, table.num_rows if num_examples is None else num_examples)
+        table, num_records, by_person = maker.read(source, **reading)
+        delta = resolve_delta(delta, num_records if num_examples is None else num_examples)
         budget = {
             "epsilon": epsilon,
             "delta": delta,

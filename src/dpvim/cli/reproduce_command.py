@@ -11,6 +11,7 @@ import pandas as pd
 import typer
 
 from dpvim._extras import require
+from dpvim.cells import RAY, THREADS
 from dpvim.cli.common import plain_errors, print_json
 from dpvim.cli.options import AsJson
 from dpvim.experiments.experiment import AS_PUBLISHED, RECOMMENDED, WAYS, Scope
@@ -18,6 +19,13 @@ from dpvim.experiments.registry import NAMES, RUNTIME, find
 from dpvim.ledger.book import Ledger
 
 ExperimentName = StrEnum("ExperimentName", {name: name for name in NAMES})  # type: ignore[misc]
+
+
+class Place(StrEnum):
+    """A place for cells to be run."""
+
+    threads = THREADS
+    ray = RAY
 
 
 def reproduce(
@@ -55,6 +63,9 @@ def reproduce(
     draw_only: Annotated[
         bool, typer.Option("--draw-only", help="Run nothing; draw what has been run.")
     ] = False,
+    on: Annotated[
+        Place, typer.Option(help="threads of this process, or workers of a Ray cluster.")
+    ] = Place.threads,
     as_json: AsJson = False,
 ) -> None:
     """Rerun the paper's experiments: a table, a figure and a verdict on each claim.
@@ -88,7 +99,7 @@ def reproduce(
         # records has it in their ledger all the same, marked, at the price without the seeds.
         booked_in = None if ledger is None else Ledger(ledger, data=table, allow_seeds=True)
         found = {
-            name.value: _one(name.value, scope, output, draw_only, as_json, booked_in)
+            name.value: _one(name.value, scope, output, draw_only, as_json, booked_in, on.value)
             for name in names
         }
     if as_json:
@@ -102,6 +113,7 @@ def _one(
     draw_only: bool,
     as_json: bool,
     ledger: Ledger | None = None,
+    on: str = THREADS,
 ) -> dict[str, object]:
     running = require("dpvim.experiments.running", extra="reproduce")
     if name == RUNTIME:
@@ -110,7 +122,9 @@ def _one(
         folder, verdicts = output / name, []
     else:
         try:
-            outcome = running.reproduce(find(name), scope, output, run=not draw_only, ledger=ledger)
+            outcome = running.reproduce(
+                find(name), scope, output, run=not draw_only, ledger=ledger, on=on
+            )
         except KeyboardInterrupt:
             typer.echo(
                 f"{name}: interrupted. What is done is kept in {output}; the same command goes on "

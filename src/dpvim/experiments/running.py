@@ -25,6 +25,7 @@ import numpy as np
 import pandas as pd
 
 from dpvim._progress import ProgressBar, show_progress
+from dpvim.cells import THREADS, opened
 from dpvim.experiments.experiment import Cell, CellResult, Experiment, Scope, Verdict
 from dpvim.files import new_file, write_json
 from dpvim.fitting import fit_many
@@ -61,6 +62,7 @@ def reproduce(
     progress: bool | None = None,
     run: bool = True,
     ledger: Ledger | None = None,
+    on: str = THREADS,
 ) -> Outcome:
     """Run the cells that have not been run, then write table, figure and manifest.
 
@@ -71,32 +73,49 @@ def reproduce(
         progress: Show a progress bar. Default: if standard error is a terminal.
         run: False to write what there is already.
         ledger: Of the table that is fitted: every batch of cells is booked before it is run.
+        on: ``threads`` of this process, one batch of cells after the other, or ``ray``: batches on
+            workers of a Ray cluster.
     """
     experiment.check(scope)
+    if on != THREADS and ledger is not None:
+        raise ValueError(
+            f"on: expected {THREADS!r} with a ledger, got {on!r}. A batch of cells is booked where "
+            "it is run, and a ledger is a file of this machine."
+        )
     cells = experiment.cells(scope)
     if not cells:
         raise ValueError(f"{experiment.name}: there is nothing to run for what was asked.")
     store = CellStore(folder / "cells" / f"{experiment.store_name}.jsonl")
     if run:
         with booked_in(ledger, f"reproduce {experiment.name}"):
-            _run_missing(experiment, cells, store, show_progress(progress))
+            _run_missing(experiment, cells, store, show_progress(progress), on)
     return _write(experiment, scope, cells, store, folder / experiment.name)
 
 
 def _run_missing(
-    experiment: Experiment, cells: Sequence[Cell], store: CellStore, show: bool
+    experiment: Experiment, cells: Sequence[Cell], store: CellStore, show: bool, on: str
 ) -> None:
     todo = [cell for cell in cells if cell not in store]
     work = sum(_cost(cell) for cell in todo)
-    with ProgressBar(work, show=show, label=experiment.name) as bar:
-        for batch in _batches(experiment, todo):
-            began = time.perf_counter()
-            with quiet():
-                results = experiment.run(batch)
-            seconds = (time.perf_counter() - began) / len(batch)
-            for cell, result in zip(batch, results, strict=True):
+    with ProgressBar(work, show=show, label=experiment.name) as bar, opened(on) as ray:
+        batches = list(_batches(experiment, todo))
+        done: Iterable[tuple[int, Any]]
+        if ray is None:
+            done = ((i, _timed(experiment, batch)) for i, batch in enumerate(batches))
+        else:
+            done = ray.sweep(_timed, experiment, batches).results()
+        for number, (results, seconds) in done:
+            for cell, result in zip(batches[number], results, strict=True):
                 store.add(cell, result, seconds)
-            bar.advance(sum(_cost(cell) for cell in batch))
+            bar.advance(sum(_cost(cell) for cell in batches[number]))
+
+
+def _timed(experiment: Experiment, batch: Sequence[Cell]) -> tuple[Sequence[CellResult], float]:
+    """Results of a batch, and seconds a cell."""
+    began = time.perf_counter()
+    with quiet():
+        results = experiment.run(batch)
+    return results, (time.perf_counter() - began) / len(batch)
 
 
 def _cost(cell: Cell) -> int:

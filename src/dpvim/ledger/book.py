@@ -119,7 +119,7 @@ class Ledger:
         """
         declared = Declared(
             name=_text("name", name),
-            epsilon=_validate.positive("epsilon", epsilon),
+            epsilon=_validate.epsilon("epsilon", epsilon),
             delta=_validate.open_unit("delta", delta),
             relation=_validate.one_of("relation", relation, [each.value for each in Relation]),
             unit=_validate.one_of("unit", unit, UNITS),
@@ -268,9 +268,9 @@ class Ledger:
         """
         purpose = _text("purpose", purpose)
         _validate.one_of("mechanism", mechanism, (GRADIENTS, COUNTS))
+        jobs = [job._replace(runs=_validate.positive_int("runs", job.runs)) for job in jobs]
         for job in jobs:
             self._check_plan(job.plan)
-            _validate.positive_int("runs", job.runs)
         plans = [job.plan.with_steps(job.runs * job.plan.num_steps) for job in jobs]
 
         def entry(number: int, **facts: Any) -> Booked:

@@ -181,7 +181,7 @@ def from_fields(fields: dict[str, Any]) -> Entry:
             )
         Relation(entry.relation)
         _validate.one_of("unit", entry.unit, UNITS)
-        _validate.positive("epsilon", entry.epsilon)
+        _validate.epsilon("epsilon", entry.epsilon)
         _validate.open_unit("delta", entry.delta)
     if isinstance(entry, Booked):
         # What is counted must be a price: a plan with steps and noise, carried out at least once.

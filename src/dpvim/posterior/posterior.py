@@ -125,7 +125,7 @@ class Posterior:
     @single_precision
     def sample(self, n: int, *, seed: int | None = None) -> dict[str, np.ndarray]:
         """`n` draws of every site, on its own scale: arrays of shape [n, ...] by site name."""
-        n = _validate.positive_int("n", n)
+        n, seed = _validate.positive_int("n", n), _validate.seed("seed", seed)
         key = fresh_key() if seed is None else jax.random.key(seed)
         latents = jnp.asarray(self.latent_dist.draw(key, n), jnp.float32)
         sites = jax.vmap(self.space.constrain)(latents)
@@ -138,10 +138,12 @@ class Posterior:
         The density is that of the sites on their own scales, as NumPyro counts it: that of the
         raw values less the log-Jacobian of the transform.
         """
+        _validate.an_instance("values", values, Mapping, "a dict of values by the names of sites")
         sites = self.space.sites
         missing = {site.name for site in sites} ^ set(values)
         if missing:
-            raise ValueError(f"values: expected every site once, differing in {sorted(missing)}.")
+            differing = ", ".join(sorted(map(str, missing)))
+            raise ValueError(f"values: expected every site once, differing in {differing}.")
         batched = np.ndim(values[sites[0].name]) > len(sites[0].shape)
 
         def one(values: dict[str, Array]) -> tuple[Array, Array]:
@@ -181,6 +183,7 @@ class Posterior:
         """
         import pandas as pd
 
+        probability = _validate.open_unit("probability", probability)
         mean, std, interval = self.mean, self.std, self.interval(probability)
         tail = (1 - probability) / 2
         low, high = (f"{100 * t:g}%" for t in (tail, 1 - tail))
@@ -221,6 +224,7 @@ class Posterior:
         """
         from numpyro.infer import Predictive
 
+        _validate.seed("seed", seed)
         key = fresh_key() if seed is None else jax.random.key(seed)
         draws = self.sample(num_samples, seed=seed)
         with numpyro_lock:

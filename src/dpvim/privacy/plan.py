@@ -36,6 +36,9 @@ _SMALLEST_SAMPLING_PROB = 1e-9
 _GRID_BITS = 24
 # The range of clip norms in which the single-precision clip is safe against under- and overflow.
 SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-4, 1e6
+# With less noise there is no privacy to speak of, with more nothing is released; the accountant's
+# squares of either fit a float.
+_LEAST_NOISE, _MOST_NOISE = 1e-5, 1e12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,9 +116,7 @@ class PrivacyPlan(_Schedule):
         relation = _validate.one_of("relation", self.relation, [r.value for r in Relation])
         put(self, "relation", Relation(relation))
         if self.noise_multiplier is not None:
-            noise_hint = "For a run without noise use dpvim.fit_nonprivate."
-            noise = _validate.positive("noise_multiplier", self.noise_multiplier, hint=noise_hint)
-            put(self, "noise_multiplier", noise)
+            put(self, "noise_multiplier", _check_noise(self.noise_multiplier))
 
     @property
     def num_rows_is_private(self) -> bool:
@@ -169,7 +170,7 @@ class PrivacyPlan(_Schedule):
             epsilon, delta: The budget.
             beside: Plans of other runs on the same data, which are paid for out of it, too.
         """
-        epsilon = _validate.positive("epsilon", epsilon)
+        epsilon = _validate.epsilon("epsilon", epsilon)
         delta = _validate.open_unit("delta", delta)
         warn_if_delta_large(delta, self.num_examples)
         if self.sampling_prob < 1:
@@ -238,6 +239,17 @@ def _check_clip_norm(value: object) -> float:
             "parameters of the model so that gradients are of order one."
         )
     return clip_norm
+
+
+def _check_noise(value: object) -> float:
+    hint = "For a run without noise use dpvim.fit_nonprivate."
+    noise = _validate.positive("noise_multiplier", value, hint=hint)
+    if not _LEAST_NOISE <= noise <= _MOST_NOISE:
+        raise ValueError(
+            f"noise_multiplier: expected a number between {_LEAST_NOISE:g} and {_MOST_NOISE:g}, "
+            f"got {value!r}. {hint}"
+        )
+    return noise
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

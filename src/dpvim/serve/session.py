@@ -194,7 +194,7 @@ class Session:
             self.choice = None
             ledger = self._ledger()
             maker = self._maker(target)
-            epsilon = _validate.positive("epsilon", epsilon)
+            epsilon = _validate.epsilon("epsilon", epsilon)
             plan = maker.plan(self.num_rows, epsilon=epsilon, delta=ledger.delta)
             total = ledger.check_affordable(plan)
             facts = maker.facts(plan)

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-import numpy as np
 import pandas as pd
 
 from dpvim import _validate, checkpoints
 from dpvim.bridge.data import check_model
+from dpvim.bridge.persons import person_numbers
 from dpvim.files import existing_file
 from dpvim.fingerprint import data_digest, file_digest
 from dpvim.fitting import fit as fit_model
@@ -28,7 +28,6 @@ from dpvim.options import Budget, FitOptions
 from dpvim.privacy.counts import counts_plan
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams
-from dpvim.resumable import refuse_checkpoint_of_persons
 from dpvim.serialization import plan_to_json
 from dpvim.synthesis.constrained import check_possible
 from dpvim.synthesis.databases.addresses import is_database
@@ -39,7 +38,7 @@ from dpvim.synthesis.marginals.release import design, noise_of_pairs
 from dpvim.synthesis.model import DEFAULT_NUMBERS, build_model
 from dpvim.synthesis.persons import Frames, one_row_a_person
 from dpvim.synthesis.schema import Schema
-from dpvim.synthesis.tables import read_pieces
+from dpvim.synthesis.tables import check_names, read_pieces
 from dpvim.synthesis.twin import DPVI, MARGINALS, Twin
 from dpvim.types import Relation
 
@@ -171,7 +170,6 @@ class CountSynthesizer:
             _validate.one_of("target", self.target, self.schema.names)
         if self.components is not None:
             _validate.positive_int("components", self.components)
-        refuse_checkpoint_of_persons(self.checkpoint, self.group_by)
 
     def plan(self, num_rows: int, *, epsilon: float, delta: float | None = None) -> PrivacyPlan:
         """The plan for so many rows, calibrated. It needs no data."""
@@ -250,6 +248,9 @@ class CountSynthesizer:
         if booked_in is not None:
             account = Account(booked_in, purpose or _PURPOSE, delta)
         with self._checkpoint(source, plan, delta, reading) as checkpoint:
+            if checkpoint is not None and self.group_by is not None:
+                # The run's own coins: with the same noise, the rows of a person must be the same.
+                tables, _ = self.tables_of(source, checkpoint.streams(self.seed), **reading)
             fitted = fit_marginals(
                 tables,
                 self.schema,
@@ -266,12 +267,16 @@ class CountSynthesizer:
         return Twin(self.schema, fitted, None, public_rows)
 
     def tables_of(
-        self, source: pd.DataFrame | str | Path | DatabaseTable, **reading: Any
+        self,
+        source: pd.DataFrame | str | Path | DatabaseTable,
+        streams: SecretStreams | None = None,
+        **reading: Any,
     ) -> tuple[Tables | DatabaseTable, Callable[[], int]]:
         """The table as `fit_marginals` takes it, and a function that counts its records.
 
         Args:
             source: From `opened_table`.
+            streams: Coins that choose a row of each person, instead of fresh ones.
             reading: Of a file, as in `read_table`.
         """
         if isinstance(source, DatabaseTable):
@@ -283,7 +288,10 @@ class CountSynthesizer:
                 )
             source.readers(self.schema)
             return source, lambda: source.num_rows
-        pieces = pieces_of(source, self.schema, self.group_by, seed=self.seed, **reading)
+        pieces = pieces_of(source, self.schema, self.group_by, **reading)
+        if self.group_by is not None:
+            coins = (streams or SecretStreams(self.seed)).generator("rows of persons")
+            pieces = one_row_a_person(pieces, self.group_by, coins)
         return (
             lambda: (encode(piece, self.schema) for piece in pieces()),
             lambda: sum(map(len, pieces())),
@@ -297,14 +305,15 @@ class CountSynthesizer:
         if self.checkpoint is None:
             yield None
             return
-        options: Any = [self.target, self.components, self.seed, reading]
+        options: Any = [self.target, self.components, self.seed, self.group_by, reading]
         question = {
             "plan": json.dumps({**plan_to_json(plan), "delta": delta}, sort_keys=True),
             "options": data_digest(options).hex(),
             "schema": data_digest(self.schema.to_toml()).hex(),
         }
         if isinstance(source, pd.DataFrame):
-            digest = data_digest(source[[name for name in self.schema.names if name in source]])
+            names = [*self.schema.names, self.group_by]
+            digest = data_digest(source[[name for name in names if name in source]])
         elif isinstance(source, DatabaseTable):
             digest = source.digest()
         else:
@@ -329,15 +338,19 @@ class DpviSynthesizer:
     options: dict[str, Any]
     group_by: str | None = None
 
-    def read(self, source: Source, **reading: Any) -> tuple[EncodedTable, dict[str, Any]]:
-        """The table as the model sees it, and what a fit must know of its rows."""
+    def read(self, source: Source, **reading: Any) -> tuple[EncodedTable, int, dict[str, Any]]:
+        """The table as the model sees it, its number of records, and whose they are, for a fit."""
         _refuse_database(source)
-        seed = self.options.get("seed")
-        pieces = pieces_of(source, self.schema, self.group_by, seed=seed, **reading)
-        table = encode(pd.concat(pieces(), ignore_index=True), self.schema)
+        pieces = pieces_of(source, self.schema, self.group_by, **reading)
+        frame = pd.concat(pieces(), ignore_index=True)
         if self.group_by is None:
-            return table, {}
-        return table, {"group_by": np.arange(table.num_rows), "max_rows_per_person": 1}
+            table = encode(frame, self.schema)
+            return table, table.num_rows, {}
+        check_names("table", list(frame.columns), [self.group_by])
+        persons = person_numbers(frame[self.group_by], self.group_by)
+        table = encode(frame.drop(columns=self.group_by), self.schema)
+        of_persons = {"group_by": persons, "max_rows_per_person": 1}
+        return table, int(persons.max()) + 1, of_persons
 
     def fit(
         self,
@@ -354,8 +367,8 @@ class DpviSynthesizer:
         self.schema.check_reviewed()
         _refuse_database(source)
         booked_in = _ledger_of(ledger, purpose, source)
-        table, by_person = self.read(source, **reading)
-        public_rows = table.num_rows if num_examples is None else num_examples
+        table, num_records, by_person = self.read(source, **reading)
+        public_rows = num_records if num_examples is None else num_examples
         result = fit_model(
             self.model,
             table.values,
@@ -410,14 +423,11 @@ def opened_table(
         yield table
 
 
-def pieces_of(
-    source: Source, schema: Schema, group_by: str | None, *, seed: int | None, **reading: Any
-) -> Frames:
-    """A table, piece by piece, with one row of each person if `group_by` names them.
+def pieces_of(source: Source, schema: Schema, group_by: str | None, **reading: Any) -> Frames:
+    """A table, piece by piece, with the persons' ids if `group_by` names them.
 
     Args:
         source, schema, group_by: As in `synthesize`.
-        seed: Of the choice of rows, in tests.
         reading: Of a file, as in `read_table`.
     """
     wanted = schema.names if group_by is None else [*schema.names, group_by]
@@ -427,9 +437,7 @@ def pieces_of(
             return [source]
         return read_pieces(source, columns=wanted, **reading)
 
-    if group_by is None:
-        return pieces
-    return one_row_a_person(pieces, group_by, SecretStreams(seed).generator("rows of persons"))
+    return pieces
 
 
 def make_synthesizer(

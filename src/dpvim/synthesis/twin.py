@@ -115,7 +115,7 @@ class Twin:
                 "whose fit is a posterior without a best point. Take sample()."
             )
         rows = self._num_rows(num_rows)
-        drawn = self.fit.closest(np.random.SeedSequence(seed))
+        drawn = self.fit.closest(np.random.SeedSequence(_validate.seed("seed", seed)))
         return pd.concat(self._pieces(drawn, rows), ignore_index=True)
 
     def datasets(
@@ -204,6 +204,7 @@ class Twin:
     ) -> Iterator[Iterator[pd.DataFrame]]:
         """For each table its pieces."""
         count, rows = _validate.positive_int("count", count), self._num_rows(num_rows)
+        _validate.seed("seed", seed)
         if posterior is not None and posterior.privacy != self.privacy.to_dict():
             raise ValueError(
                 "posterior: expected one of this twin's own fit, from twin.fit.posterior_from, got "
@@ -256,6 +257,7 @@ class Twin:
             num_rows: How many rows are drawn to tell.
             seed: Repeats the draw.
         """
+        _validate.seed("seed", seed)
         if not self.schema.constraints:
             return {}
         if isinstance(self.fit, MarginalFit):

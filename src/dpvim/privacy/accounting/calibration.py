@@ -25,7 +25,7 @@ _ALGORITHM_VERSION = 2
 _COARSE_TOLERANCE = 3e-2
 _LOG_NOISE_TOLERANCE = 4e-4
 
-_MIN_NOISE = 1e-3
+_MIN_NOISE, _MAX_NOISE = 1e-3, 1e12
 # Noise from disk may leave at most a small part of the budget unused.
 _MIN_BUDGET_USED = 0.98
 
@@ -116,16 +116,21 @@ def _bracketed_root(cost: Callable[[float], float], epsilon: float, guess: float
     """The logarithm of the noise that costs `epsilon`, to about 1 %."""
     high, width = guess + 0.05, 0.1
     while cost(high) > epsilon:
+        if high > math.log(_MAX_NOISE):
+            raise ValueError(
+                f"epsilon and delta: expected larger ones than {epsilon:g} and what goes with it: "
+                f"a noise multiplier of {_MAX_NOISE:g} would not do."
+            )
         high, width = high + width, 2 * width
-    low = high - width
+    low, least = high - width, math.log(_MIN_NOISE)
     while cost(low) <= epsilon:
-        low, high, width = low - 2 * width, low, 2 * width
-        if low < math.log(_MIN_NOISE):
+        if low <= least:
             raise ValueError(
                 "delta: expected less than the probability that a record is in any batch at all. "
                 f"At this one even next to no noise costs less than epsilon = {epsilon:g}, and "
-                "protects nobody who was sampled; choose a smaller delta."
+                "protects nobody who was sampled; choose a smaller delta, or a smaller epsilon."
             )
+        low, high, width = max(least, low - 2 * width), low, 2 * width
 
     def log_excess(log_noise: float) -> float:  # closer to a straight line
         return math.log(max(cost(log_noise) / epsilon, 0.01))

@@ -243,7 +243,7 @@ def _read_datasets(datasets: Iterable[pd.DataFrame | str | Path]) -> list[pd.Dat
             "datasets: expected several frames or paths, got a single "
             f"{type(datasets).__name__}. Give a list of at least 2."
         )
-    _validate.an_instance("datasets", datasets, Iterable, "several frames or paths")
+    _validate.many("datasets", datasets, "several frames or paths")
     tables: list[pd.DataFrame | str] = []
     for index, dataset in enumerate(datasets):
         if isinstance(dataset, pd.DataFrame):

@@ -59,7 +59,7 @@ def read_names(
     """The given names, else those that were found, else q1, q2, ..."""
     if given is None:
         return found or tuple(f"q{i + 1}" for i in range(k))
-    _validate.an_instance("names", given, Iterable, "a list of names")
+    _validate.many("names", given, "a list of names")
     names = (given,) if isinstance(given, str) else tuple(map(str, given))
     for name in names:
         _validate.text("names", name)
