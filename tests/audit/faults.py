@@ -127,8 +127,8 @@ def _update_divided_by_the_realised_batch() -> Any:
     """After the noise: the release is sound, the step gives the batch size away."""
 
     def make(old: Any) -> Any:
-        def faulty(*args: Any) -> Engine:
-            engine = old(*args)
+        def faulty(*args: Any, **options: Any) -> Engine:
+            engine = old(*args, **options)
 
             def step(state: Any, eta: Any, records: Any, rows: Any, noise: Any) -> Any:
                 after, info = engine.step(state, eta, records, rows, noise)

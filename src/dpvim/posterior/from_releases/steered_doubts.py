@@ -45,7 +45,7 @@ _MIXTURE = (
 
 
 class Doubts(NamedTuple):
-    """What speaks against a posterior.
+    """Reasons to doubt a posterior, and what they do to it.
 
     Attributes:
         sentences: A reason each, with what to do.
