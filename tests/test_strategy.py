@@ -72,3 +72,21 @@ def test_a_clip_norm_with_the_variant_by_name_is_in_its_units():
     shown = dpvim.plan(linear_model, X, Y, variant="whitened", clip_norm=0.2, **BUDGET)
     assert shown.why_not_steered is None
     assert "0.2 in units of the approximation: 5.2 sqrt(d / N)" in str(shown)
+
+
+def test_a_mixture_is_announced():
+    def mixture(x):
+        locs = numpyro.sample("locs", dist.Normal(0, 3).expand([2]).to_event(1))
+        parts = dist.MixtureSameFamily(
+            dist.Categorical(probs=np.full(2, 0.5)), dist.Normal(locs, 1)
+        )
+        with numpyro.plate("records", x.shape[0]):
+            numpyro.sample("x", parts, obs=x)
+
+    assert "will be doubted" in str(dpvim.plan(mixture, Y, **BUDGET))
+    assert "doubted" not in str(dpvim.plan(linear_model, X, Y, **BUDGET))
+
+
+def test_a_missing_delta_is_named():
+    with pytest.raises(TypeError, match=r"delta: .*got none.*1/\(10 N\)"):
+        dpvim.plan(linear_model, X, Y, epsilon=1.0)

@@ -301,4 +301,9 @@ class Budget(RunLength):
 def take(kind: type[Options], given: dict[str, Any]) -> Options:
     """Take the options of a kind out of keyword arguments; the others stay."""
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    if "delta" in names and "delta" not in given:
+        raise TypeError(
+            "delta: expected a number well below 1/N as a keyword argument, got none. "
+            "A common choice is 1/(10 N)."
+        )
     return kind(**{name: given.pop(name) for name in names if name in given})

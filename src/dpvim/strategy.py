@@ -132,6 +132,7 @@ class FitPlan:
         parameters, informed: Numbers of coordinates, and of those that the likelihood depends on.
         delta: As asked for.
         why_not_steered: Reason for an optimiser; None if the run follows its releases.
+        is_mixture: Whether an observed site is a mixture: a steered fit of it is always doubted.
     """
 
     plan: PrivacyPlan
@@ -141,6 +142,7 @@ class FitPlan:
     informed: int
     delta: float
     why_not_steered: str | None
+    is_mixture: bool = False
 
     @property
     def epsilon(self) -> float:
@@ -179,6 +181,11 @@ class FitPlan:
                 f"intervals {self.expected_width:.3g} times as wide as without privacy, where a "
                 "quadratic fits"
             )
+            if self.is_mixture:
+                rows["doubt"] = (
+                    "the model is a mixture: its fit will be doubted, and half of the posterior "
+                    "may be the prior"
+                )
         lines = [f"  {name:<10} {text}" for name, text in rows.items()]
         return "\n".join(["Plan of a fit", *lines])
 
@@ -267,4 +274,5 @@ def plan(model: Callable[..., Any], *data: Any, **options: Any) -> FitPlan:
         informed=int(bridged.informed.sum()),
         delta=request.delta,
         why_not_steered=strategy.why_not_steered,
+        is_mixture=bridged.is_mixture,
     )

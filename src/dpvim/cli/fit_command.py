@@ -101,7 +101,9 @@ def fit(
     - `dpvim fit patients.csv --schema patients.toml --model my_model.py --epsilon 1 -o mine`
 
     - `dpvim fit visits.csv --schema visits.toml --model poisson --target infected --epsilon 1
-      --person patient --max-rows 5 -o visits` protects patients, and uses at most 5 visits of each
+      --person patient --max-rows 5 -o visits`
+
+    The last one protects patients, and uses at most 5 visits of each.
     """
     asked = locals() | {"processes": 1}
     with plain_errors("fit", table=table, schema=schema, ledger=ledger, output=output):

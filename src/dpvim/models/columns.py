@@ -317,7 +317,12 @@ def check_regression(column: Column, kind: str) -> None:
     _validate.one_of("response.kind", kind, suits)
     if not suits[kind]:
         able = [kind for kind, suited in suits.items() if suited] or ["no regression"]
+        wanted = {
+            "logistic": "two levels",
+            "poisson": "a count, or two levels",
+            "linear": "a real number",
+        }
         raise ValueError(
-            f"response: expected a column that suits a {kind} regression, got {column!r}, which "
-            f"suits {' or '.join(able)}. Choose another kind or column."
+            f"response: expected a column that suits a {kind} regression ({wanted[kind]}), got "
+            f"{column!r}, which suits {' or '.join(able)}. Choose another kind or column."
         )

@@ -242,9 +242,13 @@ class Posterior:
         return arviz.from_dict(posterior=draws, posterior_attrs=facts, attrs=facts)
 
     def __repr__(self) -> str:
+        from dpvim.posterior.from_releases.hedge import HALF_PRIOR
+
         names = ", ".join(site.name for site in self.space.sites)
         left = len(self.not_converged)
         doubt = f", {left} of {self.loc.size} coordinates not converged" if left else ""
+        if any(HALF_PRIOR in text for text in self.doubts):
+            doubt += ", half of it the prior"
         if self.clipped is not None:
             doubt += f", {self.clipped:.1%} of the records clipped"
         source = f"from the {self.method} ({self.reason})"

@@ -14,9 +14,10 @@ from dpvim.posterior.drawn import DrawnPosterior
 from dpvim.posterior.from_releases import GaussianMixture
 from dpvim.posterior.from_releases.regression import GaussianPrior
 
+HALF_PRIOR = "half of this posterior is the prior"
 HEDGED = (
-    "For these reasons half of this posterior is the prior: its intervals reach as far as the "
-    "prior's, and its means lie between both."
+    f"{HALF_PRIOR}, since what was released cannot be relied on: its intervals reach as far as the "
+    "prior's, and its means lie between both. Do what the other doubts say before you use it."
 )
 
 
