@@ -254,7 +254,8 @@ def _print_table(book: Ledger, releases: tuple[Release, ...]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{book.name}: {len(releases)} releases", title_justify="left")
+    some = "1 release" if len(releases) == 1 else f"{len(releases)} releases"
+    table = Table(title=f"{book.name}: {some}", title_justify="left")
     for name in ("line", "time", "purpose", "mechanism"):
         table.add_column(name)
     for name in ("steps", "epsilon", "delta", "total"):

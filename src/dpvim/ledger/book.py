@@ -477,7 +477,8 @@ class Ledger:
         if unit != self.unit:
             raise ValueError(
                 f"unit: expected a plan whose unit of privacy is a {self.unit}, which the ledger "
-                f"{self.path} declares, got one for a {unit}."
+                f"{self.path} declares, got one for a {unit}. A ledger has one unit, "
+                "which is chosen when it is made (dpvim ledger init --unit)."
             )
 
     def _refusal(

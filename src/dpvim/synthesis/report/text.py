@@ -211,8 +211,8 @@ def _limits_of_counts(fit: MarginalFit) -> list[str]:
         "Sharp relations: one column computed from another, combinations that cannot be. Noise and "
         "groups of values blur them, so a few rows will break such rules, unless they are declared "
         "as constraints.",
-        "Slopes between numbers that go closely together. They come out too flat, and intervals, "
-        "which know of noise and sampling, do not know of that.",
+        "Close relations of levels without an order, with each other or with numbers. They may "
+        "come out too loose, and intervals, which know of noise and sampling, do not know of that.",
         "Any interval or p-value from closest.csv or Twin.closest(). That table knows nothing of "
         "the noise, and its rows are more even than a sample.",
     ]
