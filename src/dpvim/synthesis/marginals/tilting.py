@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
+from threadpoolctl import threadpool_limits
 
 from dpvim.synthesis.marginals.grids import Grid, Groups
 from dpvim.synthesis.marginals.mixture import Mixture, draw_cells, expected_counts
@@ -192,9 +193,11 @@ def _weights(
     targets = np.concatenate([np.bincount(of_cell, wanted.shares), wanted.products])
     slack = np.concatenate([np.bincount(of_cell, wanted.of_shares), wanted.of_products]) + _RIDGE
     slopes = np.zeros(len(targets))
-    # Few rows nearly tell the slopes, and all of them mend them in a step or two.
-    for some in sorted({min(_FEWEST_ROWS, len(cells)), len(cells)}):
-        slopes, weights = _newton(ones[:some], products[:some], targets, slack, slopes)
+    # Few rows nearly tell the slopes, and all of them mend them in a step or two. The products are
+    # small: threads of the BLAS would wait for each other for most of the time.
+    with threadpool_limits(1, user_api="blas"):
+        for some in sorted({min(_FEWEST_ROWS, len(cells)), len(cells)}):
+            slopes, weights = _newton(ones[:some], products[:some], targets, slack, slopes)
     return weights
 
 
