@@ -145,7 +145,7 @@ def test_the_number_of_threads_does_not_change_a_run(monkeypatch):
         Likelihood.from_log_prob(lambda latent, record: -jnp.sum((latent - record) ** 2)),
         standard_normal_log_prior,
     )
-    records = jax.random.normal(jax.random.key(0), (num_rows, dim))
+    records = jax.random.normal(jax.random.key(0), (num_rows, dim), jnp.float32)
     plan = plan_of(num_examples=num_rows, sampling_prob=0.9)
     family = FAMILIES["mean_field"](dim)
 
@@ -153,7 +153,7 @@ def test_the_number_of_threads_does_not_change_a_run(monkeypatch):
         monkeypatch.setattr("dpvim.inference.engine.SMALL_STEP", small_step)
         variant = make_variant("vanilla", family)
         engine = make_engine(problem, family, variant, optax.adam(1e-2), plan)
-        state = engine.init(jax.random.key(0), jnp.zeros(dim), 0.1)
+        state = engine.init(jax.random.key(0), jnp.zeros(dim, jnp.float32), 0.1)
         return run(engine, records, steps=20, state=state).state.params
 
     jax.tree.map(
