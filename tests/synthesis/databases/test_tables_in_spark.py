@@ -17,6 +17,7 @@ from engine_cases import counted, expected, frame_of, in_parquet, in_spark, ques
 from dpvim._extras import MissingExtraError
 from dpvim.ledger.book import Ledger
 from dpvim.privacy.counts import CountMechanism
+from dpvim.synthesis.databases import spark as in_sparks
 from dpvim.synthesis.databases import spark_sessions
 from dpvim.synthesis.databases.addresses import Address, is_database
 from dpvim.synthesis.databases.connection import DatabaseError, errors_explained, open_table
@@ -229,47 +230,73 @@ def test_views_of_ibis_and_views_of_spark(spark, people):
 # -- a user's session -----------------------------------------------------------------------------
 
 
-def test_a_session_is_left_as_it_is_and_its_settings_do_not_matter(spark, people, tmp_path):
-    moment = datetime.datetime(2024, 3, 10, 2, 30)  # there is none such in New York
-    schema = Schema(
-        (
-            Date(name="at", lower="2024-03-10", upper="2024-03-11", resolution="hour"),
-            Categorical(name="text", levels=("${x}", "a\\b", 'q"')),
-            Integer(name="number", lower=0, upper=9),
-        )
-    )
+# As a user may have set them, so that queries would mean something else.
+SETTINGS = {
+    "spark.sql.session.timeZone": "America/New_York",
+    "spark.sql.variable.substitute": "true",
+    "spark.sql.parser.escapedStringLiterals": "true",
+    "spark.sql.parser.quotedRegexColumnNames": "true",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.caseSensitive": "true",
+    "x": "y",
+}
+HARD = Schema(
+    (
+        Date(name="at", lower="2024-03-10", upper="2024-03-11", resolution="hour"),
+        Categorical(name="text|at", levels=('q"', "${x}", "a\\b")),
+        Integer(name="number", lower=-1, upper=9),
+    ),
+)
+
+
+@pytest.fixture
+def hard(spark, tmp_path):
+    """Whether a table is counted rightly in a session with all of these settings."""
+    at = datetime.datetime(2024, 3, 10, 2, 30)  # there is none such in New York
     table = pa.table(
         {
-            "at": pa.array([moment, moment + datetime.timedelta(hours=1)], pa.timestamp("us")),
-            "text": ["${x}", "a\\b"],
+            "at": pa.array([at, at + datetime.timedelta(hours=1)], pa.timestamp("us")),
+            "text|at": ["${x}", "a\\b"],
             "number": ["x", "1e400"],
         }
     )
     session = spark._session
     session.read.parquet(in_parquet(tmp_path / "t", table)).createOrReplaceTempView("hard")
-    settings = {
-        "spark.sql.session.timeZone": "America/New_York",
-        "spark.sql.ansi.enabled": "true",
-        "spark.sql.parser.escapedStringLiterals": "true",
-        "spark.sql.parser.quotedRegexColumnNames": "true",
-        "spark.sql.caseSensitive": "true",
-        "x": "y",
-    }
-    before = {name: session.conf.get(name, None) for name in settings}
+    before = {name: session.conf.get(name, None) for name in SETTINGS}
+
+    def is_right():
+        try:
+            with open_table(given) as opened:
+                found, wanted = counted(opened, HARD), expected(frame_of(table), HARD)
+        except DatabaseError:
+            return False
+        return all(map(np.array_equal, found, wanted))
+
+    given = spark.table("hard")
     try:
-        for name, value in settings.items():
+        for name, value in SETTINGS.items():
             session.conf.set(name, value)
-        hard = spark.table("hard")
-        with open_table(hard) as opened:
-            found, wanted = counted(opened, schema), expected(frame_of(table), schema)
-            assert all(map(np.array_equal, found, wanted))
-            assert {name: session.conf.get(name) for name in settings} == settings
-        active = type(session).getActiveSession()
-        assert active is None or active._jsparkSession.equals(session._jsparkSession)
-        assert not session.catalog.tableExists("dpvim_table_at_one_moment")
+        yield is_right
+        assert {name: session.conf.get(name) for name in SETTINGS} == SETTINGS
     finally:
         for name, value in before.items():
             session.conf.unset(name) if value is None else session.conf.set(name, value)
+
+
+def test_a_session_is_left_as_it_is_and_its_settings_do_not_matter(spark, hard):
+    session = spark._session
+    session.sql("SELECT 1").collect()
+    before = type(session).getActiveSession()
+    assert hard()
+    assert type(session).getActiveSession()._jsparkSession.equals(before._jsparkSession)
+    assert not session.catalog.tableExists("dpvim_table_at_one_moment")
+
+
+@pytest.mark.parametrize("setting", [*SETTINGS][:4])
+def test_every_setting_of_ours_is_needed(spark, hard, monkeypatch, setting):
+    """A fault that is planted is found: without the setting there are other counts, or none."""
+    monkeypatch.delitem(in_sparks._SETTINGS, setting)
+    assert not hard()
 
 
 def test_a_session_that_has_ended(people, ledger, monkeypatch):

@@ -34,8 +34,6 @@ _SETTINGS = {
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
-    # In a set Spark knows 0.0 and -0.0 apart, in a list of comparisons it does not.
-    "spark.sql.optimizer.inSetConversionThreshold": str(2**31 - 1),
 }
 _PLAN = "org.apache.spark.sql.catalyst.trees.TreePattern"
 # Names of Spark's: steps of a plan that may give other rows each time.
@@ -69,7 +67,7 @@ class EndedSessionError(RuntimeError):
 
 
 class _Seen(NamedTuple):
-    """What a table is made of, as far as listings tell without reading it."""
+    """The files of a table, as far as listings tell without reading them."""
 
     listed: tuple[str, ...]
     files: tuple[tuple[str, int, int], ...]
@@ -124,14 +122,7 @@ class SnapshotInSpark:
             raise EndedSessionError("the session was stopped")
 
     def _sql(self, text: str) -> Any:
-        """A query's frame; whose session is the one at work stays as it is."""
-        sessions = self._jvm.org.apache.spark.sql.SparkSession
-        before = sessions.getActiveSession()
-        try:
-            return self._own.sql(text)
-        finally:
-            if before.isDefined():
-                sessions.setActiveSession(before.get())
+        return self._own.sql(text)
 
     def _python(self, frame: Any) -> Any:
         return require("pyspark.sql", extra="spark").DataFrame(frame, self._session)
@@ -259,7 +250,7 @@ def _escaped(path: Path) -> str:
 
 
 def trouble_of(error: Exception) -> str | None:
-    """What is wrong, if Spark says so in words that are known.
+    """The kind of an error, if Spark says so in words that are known.
 
     Messages, which have the names of conditions and of classes, are looked at and not shown: they
     may quote values.
@@ -276,7 +267,7 @@ def is_sparks(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def without_a_word() -> Iterator[None]:
-    """What is wrong with a query is an error, and not also in a log: it may quote values."""
+    """A block without Spark's logs of failing queries, which may quote values."""
     logger = require("pyspark.logger", extra="spark").PySparkLogger.getLogger
     found = [logger(f"{each}QueryContextLogger") for each in ("SQL", "DataFrame")]
     before = [each.disabled for each in found]
