@@ -141,12 +141,13 @@ class SnapshotInSpark:
             kind = leaf.getClass().getSimpleName()
             if kind in _CONSTANT:
                 continue
-            location = _location(leaf) if kind == "LogicalRelation" else None
+            relation = leaf.relation() if kind == "LogicalRelation" else leaf
+            about = relation.getClass().getSimpleName()
+            location = relation.location() if about == "HadoopFsRelation" else None
             if location is None or location.getClass().getSimpleName() not in _LISTED:
-                about = kind if location is None else location.getClass().getSimpleName()
                 raise TableError(
                     f"{self._name}: expected a table in files that Spark lists itself (Parquet, "
-                    f"ORC), got one by {about}, of which it is not tested that all queries see the "
+                    f"ORC), got {about}, of which it is not tested that all queries see the "
                     "same rows. Store it as Parquet first."
                 )
             yield location
@@ -295,13 +296,6 @@ def _steps_of(plan: Any) -> Iterator[str]:
     yield plan.getClass().getSimpleName()
     for child in _all(plan.children()):
         yield from _steps_of(child)
-
-
-def _location(relation: Any) -> Any:
-    """The index of files behind a relation, if there is one."""
-    inner = relation.relation()
-    has_files = inner.getClass().getSimpleName() == "HadoopFsRelation"
-    return inner.location() if has_files else None
 
 
 def _is_hidden(name: str) -> bool:
