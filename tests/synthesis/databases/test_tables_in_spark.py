@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -431,6 +433,68 @@ def test_two_tables_share_a_machine(spark, folder):
         assert counts(first) == WANTED
         with pytest.raises(TableError, match="another session"):
             open_table(f"spark:{folder}")
+
+
+ON_A_CLUSTER = """
+import sys
+from urllib.parse import urlencode
+import pyarrow.parquet
+from test_tables_in_spark import TABLE, WANTED, counts
+from dpvim.synthesis.databases.connection import DatabaseError, open_table
+from dpvim.synthesis.databases.spark_sessions import started
+
+master, folder = sys.argv[1:]
+java = f"-XX:TieredStopAtLevel=1 -Dderby.stream.error.file={folder}/derby.log"
+derby = f"jdbc:derby:;databaseName={folder}/derby;create=true"
+options = {
+    "spark.executor.memory": "512m",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.driver.extraJavaOptions": java,
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.catalogImplementation": "hive",
+    "spark.sql.warehouse.dir": f"{folder}/warehouse",
+    "spark.hadoop.javax.jdo.option.ConnectionURL": derby,
+}
+pyarrow.parquet.write_table(TABLE, f"{folder}/t.parquet")
+with started("tests", master, options) as session:
+    session.sql("CREATE DATABASE clinic")
+    rows = session.read.parquet(f"{folder}/t.parquet")
+    rows.selectExpr("*", "2024 AS year").write.partitionBy("year").saveAsTable("clinic.patients")
+    session.sql("CREATE TABLE clinic.texts (age INT) STORED AS TEXTFILE")
+    for place in ("clinic.patients", "spark_catalog.clinic.patients", f"{folder}/t.parquet"):
+        with open_table(f"{master}?{urlencode(options)}#{place}") as table:
+            assert counts(table) == WANTED, place
+            if "clinic" in place:
+                session.sql("INSERT INTO clinic.patients VALUES (1, 'south', 2025)")
+                try:
+                    counts(table)
+                except DatabaseError as error:
+                    assert "changed during the run" in str(error)
+                else:
+                    raise AssertionError("a new partition was not seen")
+                session.sql("ALTER TABLE clinic.patients DROP PARTITION (year = 2025)")
+    try:
+        open_table(f"{master}?{urlencode(options)}#clinic.texts")
+    except ValueError as error:
+        assert "HiveTableRelation" in str(error), error
+"""
+
+
+@pytest.mark.long
+def test_a_metastore_and_a_cluster(tmp_path):
+    """In a process of its own, which has a session of its own."""
+    if reason := spark_session.why_not():
+        pytest.skip(reason)
+    with spark_session.cluster(tmp_path / "work") as master:
+        done = subprocess.run(
+            [sys.executable, "-c", ON_A_CLUSTER, master, str(tmp_path)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_column_of_booleans(spark, tmp_path):
