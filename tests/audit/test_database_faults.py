@@ -132,6 +132,7 @@ def put(spark, tmp_path):
     return in_folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["a record counted twice by a join", "records with gaps left out"])
 def test_faults_in_spark_are_caught(put, name):
     """That NaN is a number is no fault there: Ibis tells Spark that it is missing."""
