@@ -305,3 +305,14 @@ def postgres() -> Iterator[str]:
         pytest.skip(reason)
     with postgres_server.running() as address:
         yield address
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """Ibis, connected to a session of Spark's of these tests' own."""
+    import spark_session
+
+    if reason := spark_session.why_not():
+        pytest.skip(reason)
+    with spark_session.running() as backend:
+        yield backend

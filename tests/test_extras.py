@@ -51,6 +51,7 @@ COMMANDS = [
     ("pyarrow", "tables", "sample twin --datasets 1 --rows 5 -o more"),
     ("ibis", "databases", "schema check s.toml duckdb:t.csv"),
     ("duckdb", "databases", "schema draft duckdb:t.csv -o d.toml"),
+    ("pyspark", "spark", "schema check s.toml spark:t.csv"),
     ("statsmodels", "analysis", "analyze twin age~visits"),
     ("patsy", "analysis", "analyze twin age~visits"),
     ("jinja2", "report", "report twin"),

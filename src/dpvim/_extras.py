@@ -23,6 +23,7 @@ EXTRAS = {
     "databases": Extra(
         ("ibis", "duckdb", "psycopg"), "tables in PostgreSQL and DuckDB: dpvim.open_table"
     ),
+    "spark": Extra(("pyspark",), "tables in Spark: dpvim.open_table; Java 17 or 21 beside it"),
     "analysis": Extra(("statsmodels", "patsy"), "pooled regressions: dpvim analyze"),
     "report": Extra(("jinja2", "PIL"), "a page on a twin: dpvim report"),
     "serve": Extra(("jinja2",), "twins without typing: dpvim serve"),

@@ -57,7 +57,7 @@ def as_path(name: str, value: object) -> Path:
         raise TypeError(f"{name}: expected the name of a file, got {type(value).__name__}.")
     text = os.fspath(value)
     # Addresses may hold passwords, which messages that quote a name would show.
-    if isinstance(text, str) and text.startswith(("postgres:/", "postgresql:/")):
+    if isinstance(text, str) and text.startswith(("postgres:/", "postgresql:/", "spark:/")):
         raise ValueError(
             f"{name}: expected the name of a file, got the address of a database. Such tables are "
             "for dpvim.synthesize, dpvim.open_table and the commands synth, schema and ledger."

@@ -5,7 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+import spark_session
 from planting import patch
 
 from dpvim.audit.counts.databases import database_checks
@@ -112,3 +114,33 @@ def test_the_library_passes():
 def test_without_an_engine_there_is_nothing_to_attack(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert list(database_checks()) == []
+
+
+# -- Spark ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def put(spark, tmp_path):
+    """Puts a table into the session of the tests."""
+
+    @contextmanager
+    def in_folder(table: Any) -> Any:
+        (tmp_path / "people").mkdir(exist_ok=True)
+        pq.write_table(table, tmp_path / "people" / "a.parquet")
+        yield spark_session.address(tmp_path / "people")
+
+    return in_folder
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["a record counted twice by a join", "records with gaps left out"])
+def test_faults_in_spark_are_caught(put, name):
+    """That NaN is a number is no fault there: Ibis tells Spark that it is missing."""
+    with planted(name, guards=False):
+        assert min(finding.p_value for finding in database_checks(put)) == 0, name
+
+
+@pytest.mark.long
+def test_the_library_passes_in_spark(put):
+    found = list(database_checks(put))
+    assert [finding.p_value for finding in found] == [1, 1], found

@@ -9,6 +9,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import spark_session
 from typer.testing import CliRunner
 
 from dpvim.cli import app
@@ -96,3 +97,23 @@ def test_a_twin_of_a_table_in_postgres(place, postgres, monkeypatch):
     written += [(place / "l").read_bytes(), done.output.encode()]
     assert not any(b"s3cret" in each for each in written)
     assert b"owner:***@127.0.0.1" in (place / "twin" / "command.txt").read_bytes()
+
+
+# Ibis asks for an option that pandas will drop; Spark leaves sockets to Python.
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated")
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.long
+def test_a_twin_of_a_table_in_spark(place, spark, monkeypatch):
+    before = {path.name for path in place.iterdir()}
+    address = spark_session.address(place / "parts")
+    checked = run(monkeypatch, "schema", "check", "s.toml", address)
+    assert checked.exit_code == 0, checked.output
+    budget = ("--name", "people", "--epsilon", "3", "--delta", "1e-5")
+    made = run(monkeypatch, "ledger", "init", "l", *budget, "--table", address)
+    assert made.exit_code == 0, made.output
+    options = ("--schema", "s.toml", "--epsilon", "1", "--delta", "1e-6", "-o", "twin")
+    done = run(monkeypatch, "synth", address, *options, "--datasets", "1", "--ledger", "l")
+    assert done.exit_code == 0, done.output
+    assert [release.state for release in Ledger("l").releases] == ["done"]
+    assert {path.name for path in place.iterdir()} - before == {"l", "l.head", "l.key", "twin"}
+    assert {path.name for path in (place / "parts").iterdir()} == {"a.parquet", "b.parquet"}

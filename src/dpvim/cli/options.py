@@ -57,7 +57,7 @@ AnyTable = Annotated[
     str,
     typer.Argument(
         help="CSV, TSV (also gzipped) or Parquet; a folder of Parquet; a table in a database: "
-        "postgresql://user@host/database#table or file.duckdb#table."
+        "postgresql://user@host/database#table, file.duckdb#table or spark://host:7077#table."
     ),
 ]
 Delimiter = Annotated[str | None, typer.Option(help="What separates fields of a CSV file.")]

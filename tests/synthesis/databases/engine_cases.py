@@ -11,6 +11,7 @@ import pandas as pd
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
+import spark_session
 
 from dpvim.privacy.counts import Cells, Marginal, count_cells
 from dpvim.synthesis.encoding import encode
@@ -57,6 +58,11 @@ def in_parquet(folder: Path, table: pa.Table) -> str:
     pq.write_table(table.slice(0, half), folder / "a.parquet")
     pq.write_table(table.slice(half), folder / "b.parquet")
     return str(folder)
+
+
+def in_spark(folder: Path, table: pa.Table) -> str:
+    """Put a table into a folder for the session of the tests; its address."""
+    return spark_session.address(in_parquet(folder, table))
 
 
 def questions(schema: Schema, intervals: int = 20) -> tuple[list[Any], Cells, list[Marginal]]:

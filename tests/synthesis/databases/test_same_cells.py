@@ -10,7 +10,7 @@ from decimal import Context, Decimal
 import numpy as np
 import pyarrow as pa
 import pytest
-from engine_cases import counted, differing, expected, frame_of, in_parquet, in_postgres
+from engine_cases import counted, differing, expected, frame_of, in_parquet, in_postgres, in_spark
 
 from dpvim.synthesis.databases.connection import open_table
 from dpvim.synthesis.databases.looking import validation_counts_in
@@ -140,12 +140,15 @@ TEXTS = Schema(
     ),
     missing=("NA", "-9", "null", "2020-02-29", "=1+1x"),
 )
-ENGINES = ("duckdb", "postgres")
+ENGINES = ("duckdb", "postgres", "spark")
 
 
 def address_in(engine, table, request, folder):
     if engine == "duckdb":
         return in_parquet(folder, table)
+    if engine == "spark":
+        request.getfixturevalue("spark")  # whose machine is shared
+        return in_spark(folder, table)
     return in_postgres(request.getfixturevalue("postgres"), table)
 
 
@@ -257,6 +260,15 @@ def test_numbers(engine, kind, request, tmp_path):
     check(engine, table, NUMBERS, request, tmp_path / "t", **options)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_zeros_among_many_markers(engine, request, tmp_path):
+    """Engines may look values up in a set, in which the zeros are not the same."""
+    column = Integer(name="x", lower=-1, upper=30, nullable=True)
+    schema = Schema((column,), missing=tuple(map(str, range(16))))
+    table = pa.table({"x": [0.0, -0.0, 15.0, 16.0, -1.0, 20.0]})
+    check(engine, table, schema, request, tmp_path / "t")
+
+
 MOMENTS = Schema(
     (
         Date(name="day", lower="1969-12-30", upper="2024-12-31", nullable=True, outside="missing"),
@@ -308,7 +320,7 @@ def test_booleans(engine, request, tmp_path):
     check(engine, table, schema, request, tmp_path / "t")
 
 
-HOSTILE = ['a"b', "a'b;DROP TABLE records;--", "select", "Ä {x}", "%s\\", "v1"]
+HOSTILE = ['a"b', "a'b;DROP TABLE records;--", "select", "Ä {x}", "%s\\", "v1", "a`b", "${user}"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -10,7 +10,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from engine_cases import counted, expected, frame_of, in_parquet, in_postgres, questions
+from engine_cases import counted, expected, frame_of, in_parquet, in_postgres, in_spark, questions
 from postgres_server import PASSWORD, USER
 
 import dpvim
@@ -58,6 +58,16 @@ def address(postgres):
     return in_postgres(postgres, TABLE)
 
 
+@pytest.fixture(params=["postgres", "spark"])
+def put(request, tmp_path):
+    """Puts a table into an engine; what it gives back is the table's address."""
+    if request.param == "postgres":
+        server = request.getfixturevalue("postgres")
+        return lambda table, name="records": in_postgres(server, table, name)
+    request.getfixturevalue("spark")  # whose machine is shared
+    return lambda table, name="records": in_spark(tmp_path / "spark" / name, table)
+
+
 @pytest.fixture
 def ledger(tmp_path):
     return Ledger.create(tmp_path / "l", name="people", epsilon=5.0, delta=1e-5)
@@ -88,9 +98,9 @@ def released(source, rows=ROWS):
     return [each.counts.tolist() for each in found.noisy]
 
 
-def test_a_release_is_the_same_from_everywhere(folder, address):
+def test_a_release_is_the_same_from_everywhere(folder, put):
     wanted = released(frame_of(TABLE))
-    for place in (folder, address):
+    for place in (folder, put(TABLE)):
         with open_table(place) as table:
             assert table.num_rows == ROWS
             assert released(table) == wanted
@@ -342,31 +352,30 @@ def test_tables_of_ibis():
 # -- ledgers and checkpoints ----------------------------------------------------------------------
 
 
-def test_a_fingerprint_is_of_what_a_table_holds(address, postgres, tmp_path):
+def test_a_fingerprint_is_of_what_a_table_holds(put, tmp_path):
     def digest(place):
         with open_table(place) as table:
             return table.digest()
 
-    first = digest(address)
+    first = digest(put(TABLE))
     order = np.random.default_rng(0).permutation(ROWS)
-    assert digest(in_postgres(postgres, TABLE.take(order), "shuffled")) == first
-    assert digest(in_postgres(postgres, TABLE.slice(1), "fewer")) != first
+    assert digest(put(TABLE.take(order), "shuffled")) == first
+    assert digest(put(TABLE.slice(1), "fewer")) != first
     others = TABLE.set_column(1, "region", pa.array(["north"] * ROWS))
-    assert digest(in_postgres(postgres, others, "others")) != first
+    assert digest(put(others, "others")) != first
     # A value that moves to the column beside it is another table.
     two = pa.table({"a": ["x", "y"], "b": ["", None]})
-    assert digest(in_postgres(postgres, two, "a")) != digest(
-        in_postgres(postgres, pa.table({"a": ["", None], "b": ["x", "y"]}), "b")
-    )
+    assert digest(put(two, "a")) != digest(put(pa.table({"a": ["", None], "b": ["x", "y"]}), "b"))
     parts = in_parquet(tmp_path / "p", TABLE)
     assert digest(parts) == digest(parts)
     assert digest(parts) != digest(in_parquet(tmp_path / "q", TABLE.slice(1)))
 
 
-def test_a_ledger_knows_its_table(address, postgres, tmp_path):
+def test_a_ledger_knows_its_table(put, tmp_path):
+    address = put(TABLE)
     with open_table(address) as table:
         book = Ledger.create(tmp_path / "b", name="x", epsilon=1.0, delta=1e-5, data=table)
-    fails(in_postgres(postgres, TABLE.slice(1), "fewer"), Exception, match="data", ledger=book)
+    fails(put(TABLE.slice(1), "fewer"), Exception, match="data", ledger=book)
     with open_table(address) as table:
         assert Ledger(tmp_path / "b", data=table).releases == ()
     text = (tmp_path / "b").read_text()
@@ -380,8 +389,9 @@ def quick(monkeypatch):
     monkeypatch.setattr(fitting, "Twin", lambda schema, fitted, model, rows: fitted)
 
 
-def test_a_twin_is_released_and_paid_for(address, folder, ledger, tmp_path, monkeypatch):
+def test_a_twin_is_released_and_paid_for(put, folder, ledger, monkeypatch):
     quick(monkeypatch)
+    address = put(TABLE)
     found = synthesize(address, SCHEMA, epsilon=0.5, delta=DELTA, ledger=ledger)
     assert found.releases.num_rows == ROWS
     assert [each.state for each in ledger.releases] == ["done"]
@@ -393,8 +403,9 @@ def test_a_twin_is_released_and_paid_for(address, folder, ledger, tmp_path, monk
     assert counts[0] == counts[1] == counts[2]
 
 
-def test_a_checkpoint_goes_on_with_the_same_table(address, postgres, tmp_path, monkeypatch):
+def test_a_checkpoint_goes_on_with_the_same_table(put, tmp_path, monkeypatch):
     quick(monkeypatch)
+    address = put(TABLE)
     real, place = CountMechanism.release, tmp_path / "run"
 
     def crashing(self, cells, marginals, *, share):
@@ -410,22 +421,20 @@ def test_a_checkpoint_goes_on_with_the_same_table(address, postgres, tmp_path, m
     monkeypatch.setattr(CountMechanism, "release", real)
     with pytest.raises(ValueError, match="other data"):
         run.fit(
-            in_postgres(
-                postgres, TABLE.slice(1).append_column("more", pa.array(["x"] * (ROWS - 1)))
-            ),
+            put(TABLE.slice(1).append_column("more", pa.array(["x"] * (ROWS - 1)))),
             epsilon=1.0,
             delta=DELTA,
             num_examples=ROWS,
         )
-    assert run.fit(in_postgres(postgres, TABLE), epsilon=1.0, delta=DELTA).releases.num_rows == ROWS
+    assert run.fit(put(TABLE), epsilon=1.0, delta=DELTA).releases.num_rows == ROWS
 
 
 # -- looking --------------------------------------------------------------------------------------
 
 
-def test_drafts_are_those_of_files(address, folder):
+def test_drafts_are_those_of_files(put, folder):
     wanted = draft(frame_of(TABLE))
-    for place in (address, folder):
+    for place in (put(TABLE), folder):
         with open_table(place) as table:
             assert draft_of(table) == wanted
 
@@ -461,6 +470,11 @@ def test_drafts_of_many_values(tmp_path, monkeypatch):
         ("postgres:/u:pw@h/d is no file", "postgres:/u:***@h/d is no file"),
         ("postgresql://h/d?user=u&password=pw#t", "postgresql://h/d?user=u&password=***#t"),
         ("postgresql://u@h/d#t", "postgresql://u@h/d#t"),
+        (
+            "spark://h:7077?spark.a.secret.key=k&spark.b=1#t",
+            "spark://h:7077?spark.a.secret.key=***&spark.b=1#t",
+        ),
+        ("spark:local[1]?spark.b=1#/a/b@c", "spark:local[1]?spark.b=1#/a/b@c"),
         ("C:/data/people.csv", "C:/data/people.csv"),
     ],
 )

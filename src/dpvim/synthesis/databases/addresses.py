@@ -4,6 +4,8 @@
 ('public', 'patients')
 >>> Address.of("clinic.duckdb#patients").engine
 'duckdb'
+>>> Address.of("spark://spark.example:7077#clinic.patients").table
+('clinic', 'patients')
 >>> without_password("postgresql://reader:secret@db.example/clinic#patients")
 'postgresql://reader:***@db.example/clinic#patients'
 """
@@ -16,15 +18,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from dpvim.synthesis.databases.engines import DUCKDB, POSTGRES
+from dpvim.synthesis.databases.engines import DUCKDB, POSTGRES, SPARK
 from dpvim.synthesis.tables import TableError
 
 _POSTGRES = ("postgres://", "postgresql://")
 _DUCKDB = "duckdb:"
 _DATABASE_FILES = (".duckdb", ".ddb")
+_SPARK = "spark:"
+# Where Spark may run: else what follows is a path, which Spark reads on this machine.
+_MASTER = re.compile(r"spark://[^/]+|local(\[[^]]*\])?|yarn|k8s://.+")
+_HERE = "local[*]"
 # Also of a URL that was taken for a path, which has one slash less.
 _PASSWORD = re.compile(r"(\w+:/{1,2}[^\s/:@#?]*:)[^\s]*(?=@)")
-_AS_OPTION = re.compile(r"([?&\s](?:ssl)?password=)[^\s&#]*", re.IGNORECASE)
+_AS_OPTION = re.compile(
+    r"([?&\s][\w.-]*(?:password|secret|token|key)[\w.-]*=)[^\s&#]*", re.IGNORECASE
+)
 
 
 class Address(NamedTuple):
@@ -35,11 +43,15 @@ class Address(NamedTuple):
         location: A URL, or the name of a file or folder.
         table: Its name, after that of its schema if that was given; empty for files that are one
             table.
+        master: Where Spark runs.
+        options: Of Spark's, as they were written.
     """
 
     engine: str
     location: str
     table: tuple[str, ...]
+    master: str = ""
+    options: str = ""
 
     @classmethod
     def of(cls, text: str) -> Address:
@@ -53,6 +65,8 @@ class Address(NamedTuple):
                     "got none. Write postgresql://user@host/database#schema.table."
                 )
             return cls(POSTGRES, location, table)
+        if location.startswith(_SPARK):
+            return _in_spark(text, location, name)
         location = location.removeprefix(_DUCKDB)
         if location.lower().endswith(_DATABASE_FILES):
             table = _table(text, name)
@@ -75,7 +89,7 @@ def is_database(source: Any) -> bool:
         if not isinstance(text, str):
             return False
         place = text.partition("#")[0]
-        is_address = text.startswith((*_POSTGRES, _DUCKDB))
+        is_address = text.startswith((*_POSTGRES, _DUCKDB, _SPARK))
         return is_address or place.lower().endswith(_DATABASE_FILES) or _is_folder(text)
     return type(source).__module__.startswith("ibis.")
 
@@ -92,10 +106,32 @@ def _is_folder(text: str) -> bool:
         return False
 
 
-def _table(text: str, name: str) -> tuple[str, ...]:
+def _in_spark(text: str, location: str, name: str) -> Address:
+    """``spark:path``, or ``spark:master?options#table``, the master of a URL being the URL."""
+    place = location if location.startswith(f"{_SPARK}//") else location.removeprefix(_SPARK)
+    master, _, options = place.partition("?")
+    if not _MASTER.fullmatch(master):
+        if place.startswith(_SPARK) or not place:
+            raise TableError(
+                f"{without_password(text)}: expected spark://host:7077#table, or spark: and a "
+                "folder of Parquet files, got another address."
+            )
+        return Address(SPARK, text.removeprefix(_SPARK), (), _HERE)
+    if "/" in name:
+        return Address(SPARK, name, (), master, options)
+    table = _table(text, name, most=3)
+    if not table:
+        raise TableError(
+            f"{without_password(text)}: expected the name of a table after the address, got none. "
+            "Write spark://host:7077#schema.table, or a path with a slash instead of the name."
+        )
+    return Address(SPARK, master, table, master, options)
+
+
+def _table(text: str, name: str, most: int = 2) -> tuple[str, ...]:
     """Schema and table; a point or another sign within a name is written as in URLs: %2E."""
     parts = tuple(unquote(part) for part in name.split(".")) if name else ()
-    if len(parts) > 2 or not all(parts) or any("\0" in part for part in parts):
+    if len(parts) > most or not all(parts) or any("\0" in part for part in parts):
         raise TableError(
             f"{without_password(text)}: expected table or schema.table after the #, got "
             f"{name!r}. Write a point within a name as %2E."

@@ -1,8 +1,8 @@
 """A table in a database, as it is at one moment: a snapshot that all queries of a run see.
 
 PostgreSQL has transactions that read one state of the database and can write nothing; so has
-DuckDB. Files that DuckDB reads are looked at before and after a query: if their sizes or times
-changed, there is an error. Messages of engines may quote values, so none of them is shown.
+DuckDB. Files that DuckDB or Spark reads are looked at before and after a query: if their sizes or
+times changed, there is an error. Messages of engines may quote values, so none of them is shown.
 """
 
 from __future__ import annotations
@@ -21,9 +21,30 @@ from dpvim.fingerprint import data_digest
 from dpvim.privacy.counts import Cells, Marginal
 from dpvim.synthesis.databases.addresses import Address, without_password
 from dpvim.synthesis.databases.counting import queries
-from dpvim.synthesis.databases.engines import DUCKDB, ENGINES, POSTGRES, row_hashes
+from dpvim.synthesis.databases.engines import (
+    DUCKDB,
+    ENGINES,
+    POSTGRES,
+    SPARK,
+    row_hashes,
+    told,
+)
 from dpvim.synthesis.databases.files import FilesAsTable
 from dpvim.synthesis.databases.reading import Reader, layers
+from dpvim.synthesis.databases.spark import (
+    CHANGED,
+    FORBIDDEN,
+    LOST,
+    MISSING,
+    SnapshotInSpark,
+    check_session,
+    is_sparks,
+    table_at,
+    there_is,
+    trouble_of,
+    without_a_word,
+)
+from dpvim.synthesis.databases.spark_sessions import checked_pyspark, options_of, started
 from dpvim.synthesis.marginals.grids import Grid
 from dpvim.synthesis.schema import Schema
 from dpvim.synthesis.tables import TableError, check_names
@@ -79,12 +100,13 @@ class DatabaseTable:
         self._backend = expression.get_backend()
         self.engine: str = self._backend.name
         self._is_open, self._is_begun = True, False
+        self._spark: SnapshotInSpark | None = None
         try:
             self._begin()
             with self._errors_explained():
-                self.types: dict[str, Any] = dict(expression.schema().items())
+                self.types: dict[str, Any] = dict(self.expression.schema().items())
             check_names(name, [*self.types])
-            self.num_rows = int(self.query(expression.count().as_table())[0][0])
+            self.num_rows = int(self.query(self.expression.count().as_table())[0][0])
             if self.num_rows == 0:
                 raise DatabaseError(f"{name}: expected at least one record, got a table of none.")
         except BaseException:
@@ -99,7 +121,10 @@ class DatabaseTable:
             self._check_files()
             with _layered():
                 text = self._backend.compile(expression)
-            rows = self._backend.con.execute(text).fetchall()
+            if self._spark is not None:
+                rows = self._spark.rows(text)
+            else:
+                rows = self._backend.con.execute(text).fetchall()
             self._check_files()
         return [tuple(row) for row in rows]
 
@@ -123,7 +148,10 @@ class DatabaseTable:
         if self._files is not None:
             return self._files.digest()
         try:
-            texts = [_told(self.expression[name], dtype) for name, dtype in self.types.items()]
+            texts = [
+                _told(self.engine, self.expression[name], dtype)
+                for name, dtype in self.types.items()
+            ]
             row: Any = texts[0]
             for text in texts[1:]:
                 row = row + text
@@ -135,7 +163,7 @@ class DatabaseTable:
                 }
             )
             found = self.query(sums)[0]
-        except DatabaseError as error:
+        except TableError as error:
             raise DatabaseError(
                 f"{error} A ledger or checkpoint knows a table by all of its columns: make a view "
                 "of those that can be read."
@@ -148,8 +176,10 @@ class DatabaseTable:
         if not self._is_open:
             return
         self._is_open = False
-        if self._is_begun:
-            with contextlib.suppress(Exception):  # it may be lost
+        with contextlib.suppress(Exception):  # it may be lost
+            if self._spark is not None:
+                self._spark.close()
+            elif self._is_begun:
                 self._backend.con.execute("ROLLBACK")
         with contextlib.suppress(Exception):
             self._close()
@@ -167,6 +197,12 @@ class DatabaseTable:
         raise TypeError("a table in a database is not copied or stored: it is a connection.")
 
     def _begin(self) -> None:
+        if self.engine == SPARK:
+            with self._errors_explained():
+                text = self._backend.compile(self.expression)
+                self._spark = SnapshotInSpark(self.name, self._backend._session, text)
+                self.expression = self._spark.expression
+            return
         connection = self._backend.con
         with self._errors_explained():
             if self.engine == POSTGRES and not _is_idle(connection):
@@ -178,8 +214,9 @@ class DatabaseTable:
                 connection.execute(statement)
 
     def _check_files(self) -> None:
-        if self._files is not None and not self._files.are_unchanged():
-            raise changed(self.name)
+        for each in (self._files, self._spark):
+            if each is not None and not each.are_unchanged():
+                raise changed(self.name)
 
     @contextlib.contextmanager
     def _errors_explained(self) -> Iterator[None]:
@@ -224,7 +261,8 @@ def open_table(
     Args:
         source: ``postgresql://user@host/database#schema.table``; ``clinic.duckdb#table``; a folder
             of Parquet files, or ``duckdb:`` and a CSV or Parquet file, which DuckDB reads and
-            which need not fit the memory; or a table of Ibis' in DuckDB or PostgreSQL.
+            which need not fit the memory; ``spark://host:7077#schema.table``, or ``spark:`` and a
+            folder; or a table of Ibis' in DuckDB, PostgreSQL or Spark.
         delimiter, encoding: Of a CSV file, as for `dpvim.read_table`.
 
     Returns:
@@ -236,12 +274,14 @@ def open_table(
     if not isinstance(text, str):
         raise TypeError("table: expected an address or a table of Ibis', got bytes.")
     address = Address.of(text)
-    if address.table and not (delimiter is None and encoding is None):
+    if (address.table or address.engine == SPARK) and not (delimiter is None and encoding is None):
         raise TableError(
             "delimiter, encoding: expected with a CSV file, got them with a table in a database."
         )
     if address.engine == POSTGRES:
         return _in_postgres(address, without_password(text))
+    if address.engine == SPARK:
+        return _in_spark(address, without_password(text))
     if address.table:
         return _in_duckdb(address, text)
     files = FilesAsTable.of(address.location, delimiter=delimiter, encoding=encoding)
@@ -279,15 +319,28 @@ def errors_explained(name: str) -> Iterator[None]:
 def _explanation(name: str, error: Exception) -> DatabaseError | None:
     kinds = {each.__name__: each.__module__ for each in type(error).__mro__}
     state = getattr(error, "sqlstate", None)
-    if "InsufficientPrivilege" in kinds or "PermissionException" in kinds:
+    trouble = trouble_of(error) if is_sparks(error) else None
+    if trouble == CHANGED:
+        return changed(name)
+    if trouble == FORBIDDEN or "InsufficientPrivilege" in kinds or "PermissionException" in kinds:
         return DatabaseError(
             f"{name}: may not be read by this user. Ask for the right: GRANT SELECT on the table, "
             "or on the columns of the schema."
         )
-    if kinds.keys() & {"TableNotFound", "UndefinedTable", "CatalogException", "InvalidSchemaName"}:
+    if trouble == MISSING or kinds.keys() & {
+        "TableNotFound",
+        "UndefinedTable",
+        "CatalogException",
+        "InvalidSchemaName",
+    }:
         return DatabaseError(
             f"{name}: there is no such table, or this user may not see it. Correct the name after "
             "the #; it is spelt as the database spells it."
+        )
+    if trouble == LOST:
+        return DatabaseError(
+            f"{name}: the connection to Spark was lost. Check that its master and workers run, and "
+            "run again. Nothing was released by this query."
         )
     if "TransactionException" in kinds and "within a transaction" in str(error):
         return _within_transaction(name)
@@ -296,7 +349,7 @@ def _explanation(name: str, error: Exception) -> DatabaseError | None:
             f"{name}: the connection failed or was lost ({_first_line(error)}). Check address, "
             "user and password, and run again. Nothing was released by this query."
         )
-    ours = ("psycopg", "duckdb", "_duckdb", "ibis", "sqlglot")
+    ours = ("psycopg", "duckdb", "_duckdb", "pyspark", "py4j", "ibis", "sqlglot")
     if any(module.split(".")[0] in ours for module in kinds.values()) or isinstance(
         error, OSError | OverflowError | TypeError | ValueError
     ):
@@ -325,11 +378,10 @@ def _layered() -> Iterator[None]:
         options.fuse_selects = before
 
 
-def _told(value: Any, dtype: Any) -> Any:
-    """A value as a text that no other value has."""
-    text = value if dtype.is_string() else value.cast("string")
-    told = ibis.literal("v") + text.length().cast("string") + ":" + text
-    return value.isnull().ifelse("n", told)
+def _told(engine: str, value: Any, dtype: Any) -> Any:
+    """A value as a text that no other value has, also before others."""
+    text = told(engine, value, dtype)
+    return text.isnull().ifelse("n", ibis.literal("v") + text.length().cast("string") + ":" + text)
 
 
 def _is_idle(connection: Any) -> bool:
@@ -404,6 +456,19 @@ def _in_duckdb(address: Address, shown: str) -> DatabaseTable:
     return DatabaseTable(shown, expression, close=backend.disconnect)
 
 
+def _in_spark(address: Address, shown: str) -> DatabaseTable:
+    require("ibis", extra="databases")
+    options = options_of(address.options)
+    if not address.table:
+        there_is(address.location)
+    checked_pyspark()
+    with contextlib.ExitStack() as opened, errors_explained(shown), without_a_word():
+        session = opened.enter_context(started(shown, address.master, options))
+        backend = ibis.pyspark.connect(session)
+        expression = table_at(shown, backend, address.table, address.location)
+        return DatabaseTable(shown, expression, close=opened.pop_all().close)
+
+
 def _of_ibis(source: Any) -> DatabaseTable:
     """A table of Ibis', on the connection that it is on."""
     require("ibis", extra="databases")
@@ -430,4 +495,7 @@ def _of_ibis(source: Any) -> DatabaseTable:
             f"table: expected one in {' or '.join(ENGINES)}, got one in {backend.name}, "
             "where it is not tested that its cells are the same."
         )
+    if backend.name == SPARK:
+        checked_pyspark()
+        check_session(backend)
     return DatabaseTable("table of Ibis", source)

@@ -10,6 +10,7 @@ from decimal import Decimal, localcontext
 from typing import TYPE_CHECKING, Any
 
 from dpvim._extras import LazyModule
+from dpvim.synthesis.tables import TableError
 from dpvim.synthesis.values import LONGEST_NUMBER
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 else:
     ibis = LazyModule("ibis", extra="databases")
 
-DUCKDB, POSTGRES = "duckdb", "postgres"
-ENGINES = (DUCKDB, POSTGRES)
+DUCKDB, POSTGRES, SPARK = "duckdb", "postgres", "pyspark"
+ENGINES = (DUCKDB, POSTGRES, SPARK)
 
 _DIGITS = "[0-9]+(_[0-9]+)*"
 # Numbers as Python's float has them; the word for "not a number" is none.
@@ -47,7 +48,11 @@ def _digits() -> tuple[str, str]:
 @functools.cache
 def _function(name: str, arguments: tuple[str, ...], returns: str) -> Any:
     """A function of an engine's that Ibis has no name for, by the types of its arguments."""
-    stubs: dict[int, Callable[..., Any]] = {1: lambda text: text, 2: lambda text, more: text}
+    stubs: dict[int, Callable[..., Any]] = {
+        1: lambda text: text,
+        2: lambda text, more: text,
+        3: lambda text, more, most: text,
+    }
     builtin = ibis.udf.scalar.builtin
     return builtin(stubs[len(arguments)], name=name, signature=(arguments, returns))
 
@@ -82,14 +87,14 @@ def number_of_text(engine: str, text: Any) -> Any:
 def number_of_decimal(engine: str, value: Any) -> Any:
     """The nearest double of a decimal; NULL for what is no number."""
     text = value.cast("string")
-    if engine == DUCKDB:  # whose own way from decimals to doubles rounds twice
+    if engine != POSTGRES:  # DuckDB's own way from decimals to doubles rounds twice
         return text.try_cast("float64")
     return ibis.cases((text == "NaN", ibis.null("float64")), else_=_rounded(value, text))
 
 
 def _double(engine: str, text: Any) -> Any:
     """A text that is known to be a number, as the nearest double."""
-    if engine == DUCKDB:
+    if engine != POSTGRES:
         return text.try_cast("float64")
     # PostgreSQL refuses what is too large or too small for a double: no record may be an error.
     is_zero = text.re_search(_ALL_ZEROS) | text.re_search("[eE]-")
@@ -117,10 +122,28 @@ def number(value: float) -> Any:
     return ibis.literal(repr(value)).cast("float64")
 
 
+def told(engine: str, value: Any, dtype: Any) -> Any:
+    """A value as a text that no other value of the type has."""
+    if engine != SPARK or dtype.is_string():
+        return value if dtype.is_string() else value.cast("string")
+    if dtype.is_floating():  # Java's machines differ in how they write numbers, but not in this
+        written = _function("format_string", ("string", "float64"), "string")
+        return written("%a", value.cast("float64"))
+    if dtype.is_binary():
+        return _function("hex", ("binary",), "string")(value)
+    if dtype.is_nested() or dtype.is_unknown():
+        raise TableError(f"a column of type {dtype} is not known by its values.")
+    return value.cast("string")
+
+
 def row_hashes(engine: str, text: Any) -> list[Any]:
     """Two hashes of a text, of 64 bits each."""
     if engine == DUCKDB:
         halves = ("md5_number_lower", "md5_number_upper")
         return [_function(name, ("string",), "uint64")(text) for name in halves]
+    if engine == SPARK:
+        hashed = text.hexdigest("md5")
+        numbers = _function("conv", ("string", "int32", "int32"), "string")
+        return [numbers(hashed.substr(start, 16), 16, 10) for start in (0, 16)]
     hashed = _function("hashtextextended", ("string", "int64"), "int64")
     return [hashed(text, seed) for seed in (0, 1)]
