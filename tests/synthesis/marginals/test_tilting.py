@@ -5,13 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import sparse
 
 from dpvim.privacy.counts import NoisyMarginal
 from dpvim.synthesis.fitting import synthesize
 from dpvim.synthesis.marginals.grids import grid_of, group_cells, single_groups
 from dpvim.synthesis.marginals.mixture import Mixture
 from dpvim.synthesis.marginals.pair_counts import PairCounts, gather
-from dpvim.synthesis.marginals.tilting import Scores, TiltedRows, scores_of, tilt
+from dpvim.synthesis.marginals.tilting import (
+    Scores,
+    TiltedRows,
+    _Moments,
+    _newton,
+    _weights,
+    scores_of,
+    tilt,
+)
 from dpvim.synthesis.schema import Categorical, Integer, Ordinal, Schema
 
 ROWS, NOISE = 20_000, 30.0
@@ -96,6 +105,47 @@ def test_products_that_no_table_has_do_no_harm():
     rows = tilt(loose(table), counts, scores(counts), np.random.default_rng(2))
     assert np.isfinite(rows.weights).all()
     assert rows.weights.sum() == pytest.approx(1)
+
+
+def close_moments(size: int) -> tuple[np.ndarray, _Moments]:
+    """Independent rows, and two columns that are to be nearly the same."""
+    rng = np.random.default_rng(0)
+    shares = np.full(2 * size, 1 / size)
+    scores = np.tile((np.arange(size) - (size - 1) / 2) / np.sqrt((size**2 - 1) / 12), 2)
+    wanted = _Moments(
+        shares, scores, ((0, 1),), np.array([0.999]), np.full(2 * size, 1e-8), np.array([1e-8])
+    )
+    return rng.integers(0, size, (ROWS, 2)), wanted
+
+
+def test_rows_that_cannot_go_so_closely_together_are_not_left_to_a_few():
+    cells, wanted = close_moments(40)
+    weights = _weights(cells, (40, 40), wanted)
+    assert 1 / np.square(weights).sum() > 0.1 * ROWS
+    product = weights @ (wanted.scores[cells[:, 0]] * wanted.scores[cells[:, 1]])
+    assert 0.8 < product < 0.985
+
+
+def test_slopes_of_a_few_rows_do_not_lead_all_rows_astray():
+    """Where a start is useless, Newton's method goes on from zero."""
+    cells, wanted = close_moments(8)
+    ones = sparse.csr_array(np.hstack([np.eye(8)[each] for each in cells.T]))
+    products = (wanted.scores[cells[:, 0]] * wanted.scores[cells[:, 1]])[:, None]
+    targets, slack = np.append(wanted.shares, wanted.products), np.full(17, 1e-6)
+    _, expected = _newton(ones, products, targets, slack)
+    for far in (300.0, -300.0):
+        _, found = _newton(ones, products, targets, slack, far * np.sin(np.arange(17.0)))
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-9)
+
+
+def test_a_cell_that_no_row_is_in_has_no_slope():
+    cells, wanted = close_moments(8)
+    kept = cells[cells[:, 0] > 0]
+    ones = sparse.csr_array(np.hstack([np.eye(8)[each] for each in kept.T]))
+    products = (wanted.scores[kept[:, 0]] * wanted.scores[kept[:, 1]])[:, None]
+    targets = np.append(wanted.shares, 0.5)
+    slopes, _ = _newton(ones, products, targets, np.full(17, 1e-6))
+    assert slopes[0] == 0
 
 
 def test_rows_are_drawn_as_often_as_their_weights_say():

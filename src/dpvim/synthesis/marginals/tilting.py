@@ -12,6 +12,10 @@ shares,
 (exponential tilting; calibration in surveys, entropy balancing). V has the variances of T's noise:
 a little slack, for products that noise has made larger than any table has them.
 
+Where columns go together more closely than rows of the model can be made to, few rows would be
+left with all of the weight. Then there is more slack: draws go as far as the model's rows carry,
+and `closeness` finds that they are not where the counts are.
+
 Scores are places of values, as slopes of regressions have them. Columns of levels without an order
 have none (two levels are always in an order), and neither have missing values: these are left to
 the model.
@@ -38,6 +42,12 @@ _FEWEST_ROWS, _MOST_ROWS = 20_000, 200_000
 _RARE = 1e-3
 # Newton's method ends when a step gains less than this, or after so many.
 _LEAST_GAIN, _MOST_STEPS = 1e-6, 50
+# The most that the logarithm of a weight grows by in a step, relative to the mean.
+_LONGEST_STEP = 10.0
+# Slack beyond the noise, as standard deviations of mean products, until rows with these weights are
+# worth so many that all weigh the same, as a share of all rows.
+_MORE_SLACK = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
+_LEAST_EFFECTIVE = 0.1
 _RIDGE = 1e-9
 
 
@@ -148,7 +158,8 @@ def _moments_of(
             # Values of a group do not follow the other column: what is lost by it is made up for.
             weights = np.outer(values[at[0]], values[at[1]]) / (counts.num_rows * a.kept * b.kept)
             pairs.append((first, second))
-            products.append(np.sum(weights * counts.pairs[at]))
+            # No table has more, whatever noise says.
+            products.append(np.clip(np.sum(weights * counts.pairs[at]), -1.0, 1.0))
             of_products.append(np.sum(weights**2 * counts.pairs_variance[at]))
     return _Moments(
         shares, values, tuple(pairs), np.array(products), variance, np.array(of_products)
@@ -192,13 +203,26 @@ def _weights(
     )
     targets = np.concatenate([np.bincount(of_cell, wanted.shares), wanted.products])
     slack = np.concatenate([np.bincount(of_cell, wanted.of_shares), wanted.of_products]) + _RIDGE
-    slopes = np.zeros(len(targets))
+    is_product = np.arange(len(targets)) >= ones.shape[1]
     # Few rows nearly tell the slopes, and all of them mend them in a step or two. The products are
     # small: threads of the BLAS would wait for each other for most of the time.
+    few = min(_FEWEST_ROWS, len(cells))
     with threadpool_limits(1, user_api="blas"):
-        for some in sorted({min(_FEWEST_ROWS, len(cells)), len(cells)}):
-            slopes, weights = _newton(ones[:some], products[:some], targets, slack, slopes)
-    return weights
+        for more in _MORE_SLACK:
+            loose = slack + np.where(is_product, more**2, 0.0)
+            slopes, weights = _newton(ones[:few], products[:few], targets, loose)
+            if _effective_share(weights) < _LEAST_EFFECTIVE:
+                continue
+            if few < len(cells):
+                slopes, weights = _newton(ones, products, targets, loose, slopes)
+            if _effective_share(weights) >= _LEAST_EFFECTIVE:
+                return weights
+    return np.full(len(cells), 1 / len(cells))
+
+
+def _effective_share(weights: Float[np.ndarray, " rows"]) -> float:
+    """How many rows with equal weights these are worth, of all."""
+    return float(1 / (np.square(weights).sum() * len(weights)))
 
 
 def _newton(
@@ -206,10 +230,15 @@ def _newton(
     products: Float[np.ndarray, "rows p"],
     targets: Float[np.ndarray, " m"],
     slack: Float[np.ndarray, " m"],
-    slopes: Float[np.ndarray, " m"],
+    slopes: Float[np.ndarray, " m"] | None = None,
 ) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, " rows"]]:
     """Newton's method on the dual of the tilt, which is convex: slopes, and weights of the rows."""
     num_cells = ones.shape[1]
+    slopes = np.zeros(len(targets)) if slopes is None else slopes
+    # A cell that none of these rows is in has no slope: it would grow without bounds, and take all
+    # of the weight among more rows.
+    empty = np.append(ones.sum(axis=0) == 0, np.zeros(len(targets) - num_cells, bool))
+    targets = np.where(empty, 0.0, targets)
 
     def dual(slopes: np.ndarray) -> tuple[float, np.ndarray]:
         logs = ones @ slopes[:num_cells] + products @ slopes[num_cells:]
@@ -217,7 +246,10 @@ def _newton(
         total = logs.max() + np.log(odds.mean())
         return total - slopes @ targets + slopes**2 @ slack / 2, odds / odds.sum()
 
+    at_zero = dual(np.zeros_like(slopes))
     value, weights = dual(slopes)
+    if value > at_zero[0]:  # slopes that some rows liked and others do not
+        slopes, (value, weights) = np.zeros_like(slopes), at_zero
     for _ in range(_MOST_STEPS):
         mean = np.concatenate([weights @ ones, weights @ products])
         weighted = weights[:, None] * products
@@ -231,8 +263,10 @@ def _newton(
         gain = gradient @ step
         if gain < _LEAST_GAIN:
             break
-        size = 1.0
-        moved = dual(slopes - step)
+        # A whole step may put all weight on one row, from where no way leads on.
+        change = ones @ step[:num_cells] + products @ step[num_cells:]
+        size = min(1.0, _LONGEST_STEP / max(float(np.max(weights @ change - change)), 1e-9))
+        moved = dual(slopes - size * step)
         while moved[0] > value - size * gain / 10 and size > 1e-4:
             size /= 2
             moved = dual(slopes - size * step)
