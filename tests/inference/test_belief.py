@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from steered_cases import NUM_STEPS, PRECISION, new_steering, plan_of, run_to_the_end
 
-from dpvim.inference.belief import Belief, Spectrum, measure, shrunk_curvature
+from dpvim.inference.belief import Belief, _as_it_may_have_changed, measure
+from dpvim.inference.windows import windows_of
+from dpvim.privacy.norm_counts import COUNT_SHARE
 
 
 def test_measure_is_a_regression_with_known_errors():
@@ -32,21 +35,25 @@ def test_noise_is_never_taken_to_be_less_than_what_is_known():
     np.testing.assert_array_equal(found.noise, 1.0)
 
 
-def test_correlations_that_are_noise_are_shrunk_and_others_are_not():
-    rng = np.random.default_rng(0)
-    noise = 0.3 * rng.normal(size=(12, 12))
-    noise = np.tril(noise) + np.tril(noise, -1).T
-    variance = np.full((12, 12), 0.09)
-    off = ~np.eye(12, dtype=bool)
-    none = shrunk_curvature(np.eye(12) + noise, variance)
-    assert np.abs(none[off]).max() < 0.15
-    much = 0.8 + 0.2 * np.eye(12)
-    kept = shrunk_curvature(much + noise, variance)
-    assert kept[off].mean() == pytest.approx(0.8, abs=0.1)
+def test_a_curvature_that_has_changed_is_believed_less():
+    """Three times as large as it was, and the same."""
+    rng, dim = np.random.default_rng(0), 8
+    known = Belief(np.zeros(dim), np.eye(dim), np.eye(dim), np.full((dim, dim), 0.01), np.eye(dim))
+    points = 4 * rng.normal(size=(500, dim))
+    noise = rng.normal(size=points.shape)
+    changed = measure(points, -3 * points + noise, 1.0)
+    same = measure(points, -points + noise, 1.0)
+    assert np.median(_as_it_may_have_changed(known, changed).variance) > 0.2
+    np.testing.assert_array_equal(_as_it_may_have_changed(known, same).variance, known.variance)
 
 
-def test_a_negative_eigenvalue_is_made_positive_within_its_error():
-    belief = Belief(np.zeros(2), np.eye(2), np.diag([-0.2, 50.0]), np.full((2, 2), 0.04), np.eye(2))
-    found = np.linalg.eigvalsh(Spectrum.of(belief).positive())
-    assert 0 < found[0] < 0.4
-    assert found[1] == pytest.approx(50, rel=0.02)
+def test_what_was_measured_before_a_change_of_units_is_kept():
+    """Errors are those of the whole run, not of its last windows."""
+    plan, windows = plan_of(300.0), windows_of(NUM_STEPS)
+    found = run_to_the_end(new_steering(plan=plan), plan=plan)
+    wide = [each for each in windows if each.is_wide and not each.searches]
+    steps = sum(each.length for each in wide)
+    noise = (300.0 * plan.clip_norm) ** 2 / (1 - COUNT_SHARE) / (steps * found.width**2)
+    assert np.median(np.diagonal(found.variance)) < 1.5 * noise
+    error = found.curvature - found.factor.T @ PRECISION @ found.factor
+    assert 0.4 < np.mean(error**2 / found.variance) < 2.5

@@ -1,8 +1,9 @@
 r"""The belief of a steered run about place and curvature, and how a window changes it.
 
 A window's releases are regressed on its points: `measure`. `advance` puts the result into the
-belief: a Kalman update of the curvature :math:`A = L' H L`, a Newton step, a new L. All of it is a
-function of releases, the prior and the plan.
+belief: a Kalman update of the curvature :math:`A = L' H L`, a Newton step, a new L, both with the
+curvatures that A may be (`dpvim.inference.noisy_curvature`). All of it is a function of releases,
+the prior and the plan.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from dpvim.inference.noisy_curvature import draw_curvatures, number_of_chains
 from dpvim.inference.windows import Window
 
-# The logarithm of an eigenvalue of A has a t-distribution a priori, around that of the middle one,
-# which is itself around zero: A is the identity where L is right, and may be anything where not.
-_LOG_EIGENVALUE_SCALE, _LOG_EIGENVALUE_DF = 0.5, 4.0
-_LOG_GRID = np.linspace(-6.0, 6.0, 241)[:, None]
-# Eigenvalues above this are taken as they are.
-_LARGE_EIGENVALUE = math.exp(5)
 # How far the centre moves at most, in widths of the probes; and how fast scales may grow.
 _LONGEST_MOVE = 2.0
 _MIN_EIGENVALUE = 0.5
-# Process noise of the belief about A, relative to its diagonal: always, and for a change of the
-# frame (logarithm) or of the centre (in widths of the probes) by one.
-_DRIFT, _DRIFT_PER_CHANGE, _MOST_DRIFT = 0.1, 0.5, 2.0
+# By how much a curvature may have changed since it was last measured, in parts of its size: values
+# to choose from, and what is expected.
+_CHANGES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0, 8.0)
+_EXPECTED_CHANGE = 0.5
+# For the curvature that a window goes on with: the most chains, and entries of their matrices
+# together; sweeps, and draws of each chain.
+_MOST_CHAINS, _MOST_ENTRIES = 4, 2**13
+_SWEEPS, _KEPT = 24, 8
 _SURPRISE = 3.0
 # Where L is right, few records are clipped. Where it is too large, many are, and their gradients
 # tell less of the curvature than there is: scales shrink by the share above this one.
@@ -103,69 +104,6 @@ def measure(
     return Measurement(steps, point, gradient, curvature, variance, noise, residual)
 
 
-def shrunk_curvature(
-    curvature: Float[np.ndarray, "d d"], variance: Float[np.ndarray, "d d"]
-) -> Float[np.ndarray, "d d"]:
-    """Shrink the entries off the diagonal by how much of their sum of squares is noise."""
-    off = ~np.eye(len(curvature), dtype=bool)
-    if not off.any():
-        return curvature
-    diagonal, error = np.diagonal(curvature), np.sqrt(np.diagonal(variance))
-    size = np.maximum(diagonal, error)
-    unit = np.outer(size, size)
-    squares, noise = np.square(curvature) / unit, variance / unit
-    weight = np.where(off, 1 / (noise + 0.1), 0.0)
-    signal = max(0.0, float(np.sum(weight * (squares - noise)) / weight.sum()))
-    return np.where(off, curvature * signal / (signal + noise + 1e-30), curvature)
-
-
-def _log_eigenvalue_weights(
-    measured: Float[np.ndarray, " d"], error: Float[np.ndarray, " d"], centre: float
-) -> Float[np.ndarray, "grid d"]:
-    log_weight = -0.5 * np.square((measured - np.exp(_LOG_GRID)) / error)
-    away = np.square((_LOG_GRID - centre) / _LOG_EIGENVALUE_SCALE)
-    log_weight -= 0.5 * (_LOG_EIGENVALUE_DF + 1) * np.log1p(away / _LOG_EIGENVALUE_DF)
-    weight = np.exp(log_weight - log_weight.max(axis=0))
-    return weight / weight.sum(axis=0)
-
-
-def log_eigenvalue_grid() -> Float[np.ndarray, " grid"]:
-    """The values that `Spectrum.weights` are for."""
-    return _LOG_GRID[:, 0]
-
-
-class Spectrum(NamedTuple):
-    """Eigenvalues of the shrunk curvature as measured, their errors, and their eigenvectors."""
-
-    values: Float[np.ndarray, " d"]
-    errors: Float[np.ndarray, " d"]
-    vectors: Float[np.ndarray, "d d"]
-
-    @classmethod
-    def of(cls, belief: Belief) -> Spectrum:
-        """The spectrum of a belief."""
-        shrunk = shrunk_curvature(belief.curvature, belief.variance)
-        values, vectors = np.linalg.eigh(shrunk)
-        squares = np.square(vectors)
-        errors = np.sqrt(np.einsum("ik,ij,jk->k", squares, belief.variance, squares))
-        return cls(values, np.maximum(errors, 1e-3), vectors)
-
-    def weights(self) -> Float[np.ndarray, "grid d"]:
-        """Posterior of each eigenvalue's logarithm on `log_eigenvalue_grid`."""
-        middle = np.median(self.values, keepdims=True)
-        # The standard error of a median is a quarter larger than that of a mean.
-        error = 1.25 * np.sqrt(np.mean(np.square(self.errors), keepdims=True) / len(self.values))
-        centre = float(np.sum(_log_eigenvalue_weights(middle, error, 0.0) * _LOG_GRID))
-        return _log_eigenvalue_weights(self.values, self.errors, centre)
-
-    def positive(self) -> Float[np.ndarray, "d d"]:
-        """A with the eigenvalues that are likely given the measured ones: positive definite."""
-        weights = self.weights()
-        likely = np.exp(np.sum(weights * _LOG_GRID, axis=0))
-        values = np.where(self.values > _LARGE_EIGENVALUE, self.values, likely)
-        return (self.vectors * values) @ self.vectors.T
-
-
 def advance(
     belief: Belief,
     measured: Measurement,
@@ -190,13 +128,22 @@ def advance(
     """
     # The optimum is where it was, in however small a metric.
     width = width * relief
+    if window.is_wide:
+        belief = _as_it_may_have_changed(belief, measured)
     gain = belief.variance / (belief.variance + measured.variance)
     belief = belief._replace(
         curvature=belief.curvature + gain * (measured.curvature - belief.curvature),
         variance=(1 - gain) * belief.variance,
     )
-    curvature = Spectrum.of(belief).positive()
     factor = belief.factor
+    curvature = draw_curvatures(
+        belief.curvature,
+        belief.variance,
+        np.random.default_rng(window.first),
+        chains=number_of_chains(len(factor), most=_MOST_CHAINS, entries=_MOST_ENTRIES),
+        sweeps=_SWEEPS,
+        kept=_KEPT,
+    ).middle()
     information = curvature + factor.T @ (factor / np.square(prior_scale)[:, None])
     values, vectors = np.linalg.eigh(information)
     at_centre = measured.gradient + curvature @ measured.point
@@ -219,7 +166,27 @@ def advance(
         return belief
     too_many = np.clip(clipped - _CLIPPED_TARGET, -_CLIPPED_TARGET, 1.0)
     shrunk = values * relief**2 * np.exp(2 * too_many)
-    return _reframed(belief, shrunk, vectors, move / width)
+    return _reframed(belief, shrunk, vectors)
+
+
+def _as_it_may_have_changed(belief: Belief, measured: Measurement) -> Belief:
+    """The belief about A with less certainty, as much as the window contradicts it.
+
+    Places and clipped shares differ between windows, and with them the curvature. The change that
+    makes what was measured likeliest tells by how much, so windows that agree are used together.
+    """
+    size = np.diagonal(measured.curvature) - 2 * np.sqrt(np.diagonal(measured.variance))
+    size = np.maximum(np.abs(np.diagonal(belief.curvature)), np.maximum(size, 0.1))
+    unit = np.outer(size, size)
+    entries = np.triu_indices(len(size))
+    gap = np.square(measured.curvature - belief.curvature)[entries]
+
+    def likelihood(change: float) -> float:
+        total = (belief.variance + measured.variance + change**2 * unit)[entries]
+        return -0.5 * float(np.sum(np.log(total) + gap / total)) - change / _EXPECTED_CHANGE
+
+    change = max(_CHANGES, key=likelihood)
+    return belief._replace(variance=belief.variance + change**2 * unit)
 
 
 def _spread(
@@ -233,22 +200,17 @@ def _spread(
     return np.einsum("ik,ij,jk->k", vectors, belief.spread, vectors)
 
 
-def _reframed(belief: Belief, values: np.ndarray, vectors: np.ndarray, moved: np.ndarray) -> Belief:
-    """The belief in units of the new approximation, with less certainty the more has changed."""
+def _reframed(belief: Belief, values: np.ndarray, vectors: np.ndarray) -> Belief:
+    """The belief in units of the new approximation."""
     values = np.maximum(values, _MIN_EIGENVALUE)
     root = belief.factor @ (vectors / np.sqrt(values))
     factor = np.linalg.cholesky(root @ root.T)
     change = np.linalg.solve(belief.factor, factor)  # u = change @ new u
     back = np.linalg.inv(change)
-    curvature = change.T @ belief.curvature @ change
     squares = np.square(change)
-    changes = np.square(np.log(values)) + np.square(moved)
-    drift = _DRIFT**2 + np.square(vectors) @ (_DRIFT_PER_CHANGE**2 * changes)
-    drift = np.minimum(drift, _MOST_DRIFT**2)
-    scale = np.sqrt(drift) * np.maximum(np.abs(np.diagonal(curvature)), 0.1)
     return belief._replace(
         factor=factor,
-        curvature=curvature,
-        variance=squares.T @ belief.variance @ squares + np.outer(scale, scale),
+        curvature=change.T @ belief.curvature @ change,
+        variance=squares.T @ belief.variance @ squares,
         spread=back @ belief.spread @ back.T,
     )

@@ -19,6 +19,7 @@ from dpvim.inference.variants import CLIP_SHIFT
 from dpvim.inference.windows import NUM_NARROW
 from dpvim.posterior.from_releases.regression import GaussianPrior
 from dpvim.posterior.from_releases.steered import clip_shift, closed_form
+from dpvim.posterior.from_releases.steered_doubts import shrunk_curvature
 from dpvim.privacy.norm_counts import COUNT_SHARE
 
 PRIOR = GaussianPrior(np.zeros(4), SCALE)
@@ -105,6 +106,19 @@ def test_a_curvature_that_is_surely_negative_is_doubted(least, doubted):
     bent = releases._replace(curvature=curvature, variance=variance)
     doubts = closed_form(bent, plan, PRIOR).mixture.doubts
     assert any("not concave" in doubt for doubt in doubts) == doubted
+
+
+def test_correlations_that_are_noise_are_shrunk_and_others_are_not():
+    rng = np.random.default_rng(0)
+    noise = 0.3 * rng.normal(size=(12, 12))
+    noise = np.tril(noise) + np.tril(noise, -1).T
+    variance = np.full((12, 12), 0.09)
+    off = ~np.eye(12, dtype=bool)
+    none = shrunk_curvature(np.eye(12) + noise, variance)
+    assert np.abs(none[off]).max() < 0.15
+    much = 0.8 + 0.2 * np.eye(12)
+    kept = shrunk_curvature(much + noise, variance)
+    assert kept[off].mean() == pytest.approx(0.8, abs=0.1)
 
 
 def test_many_clipped_records_are_doubted():

@@ -11,8 +11,9 @@ were too long in all; counts of the norms tell that length. So
 
 .. math:: g = A u^* + N(0, \nu^2 + c^2), \qquad u^* \mid \theta \sim N(u, A^{-1}),
 
-and given A and a Gaussian prior the posterior of theta is Gaussian. Eigenvalues of A are drawn from
-their posterior, and the result is the mixture. `exact_prior` puts the model's own prior into it.
+and given A and a Gaussian prior the posterior of theta is Gaussian. A is drawn from its posterior
+(`dpvim.inference.noisy_curvature`), and the result is the mixture. `exact_prior` puts the model's
+own prior into it.
 
 Whatever says that a quadratic does not hold, or that the run has not arrived, is a doubt
 (`steered_doubts`). Windows that disagree add to the variance of g.
@@ -25,8 +26,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from dpvim.inference.belief import Belief, Spectrum, log_eigenvalue_grid
 from dpvim.inference.clip_relief import believed_counts, count_error, excess
+from dpvim.inference.noisy_curvature import CurvatureDraws, draw_curvatures, number_of_chains
 from dpvim.inference.steering import SteeredReleases
 from dpvim.inference.variants import CLIP_SHIFT
 from dpvim.inference.windows import NUM_NARROW
@@ -38,6 +39,10 @@ from dpvim.privacy.norm_counts import NORM_BIN_ENDS
 from dpvim.privacy.plan import PrivacyPlan
 
 _COMPONENTS = 256
+# Sweeps that chains of curvatures take before the first one that is kept; and the most entries of
+# all chains' matrices together: fewer chains are longer.
+_WARM_UP = 24
+_MOST_ENTRIES, _MOST_CHAINS = 2**16, 32
 
 
 class ClipShift(NamedTuple):
@@ -86,20 +91,20 @@ def closed_form(
         prior: Gaussians that stand for the model's prior.
         snapshot_steps: Steps between snapshots of the trace, the unit of `windows`.
         is_mixture: Whether the model's likelihood is a mixture, which may have several modes.
-        seed: For the draws of eigenvalues: the same each time.
+        seed: For the draws of curvatures: the same each time.
     """
     informed = releases.informed > 0
     clip = clip_shift(releases, plan)
     centre = releases.centre[-1]
     prior_scale = prior.scale[informed]
-    spectrum = _spectrum(releases)
+    drawn = _draw_curvatures(releases, np.random.default_rng(seed))
     narrow = releases.steps[-NUM_NARROW:]
     noise = np.average(releases.noise[-NUM_NARROW:], axis=0, weights=narrow).mean() / narrow.sum()
     identity = np.eye(len(releases.factor))
     doubts = doubts_of(
         releases,
         plan,
-        spectrum,
+        drawn.middle(),
         noise=noise,
         clipped=clip.share,
         prior_scale=prior_scale,
@@ -107,7 +112,7 @@ def closed_form(
     )
     extra = (noise + clip.shift**2) * identity + doubts.scatter
 
-    curvatures = _draw_curvatures(spectrum, np.random.default_rng(seed))
+    curvatures = drawn.matrices()
     gradients = np.stack([_mean_gradient(releases, a) for a in curvatures])
     factor = releases.factor
     prior_precision = factor.T @ (factor / np.square(prior_scale)[:, None])
@@ -143,29 +148,19 @@ def clip_shift(releases: SteeredReleases, plan: PrivacyPlan) -> ClipShift:
     return ClipShift(float(clipped / plan.num_examples), float(shift))
 
 
-def _spectrum(releases: SteeredReleases) -> Spectrum:
-    nothing = np.zeros_like(releases.factor)
-    parts = (releases.factor, releases.curvature, releases.variance, nothing)
-    return Spectrum.of(Belief(releases.centre[-1], *parts))
-
-
-def _draw_curvatures(
-    spectrum: Spectrum, rng: np.random.Generator
-) -> Float[np.ndarray, "components d d"]:
-    """Curvatures with eigenvalues drawn from their posterior, evenly spread over it."""
-    cumulative = np.cumsum(spectrum.weights(), axis=0)
-    ranks = (np.arange(_COMPONENTS) + 0.5) / _COMPONENTS
-    ranks = rng.permuted(np.tile(ranks[:, None], (1, len(spectrum.values))), axis=0)
-    grid = log_eigenvalue_grid()
-    drawn = np.stack(
-        [
-            grid[np.searchsorted(c, r).clip(max=len(grid) - 1)]
-            for c, r in zip(cumulative.T, ranks.T, strict=True)
-        ],
-        axis=1,
+def _draw_curvatures(releases: SteeredReleases, rng: np.random.Generator) -> CurvatureDraws:
+    """Curvatures from their posterior, a component each."""
+    dim = len(releases.curvature)
+    chains = number_of_chains(dim, most=_MOST_CHAINS, entries=_MOST_ENTRIES)
+    kept = _COMPONENTS // chains
+    return draw_curvatures(
+        releases.curvature,
+        releases.variance,
+        rng,
+        chains=chains,
+        sweeps=_WARM_UP + 2 * kept,
+        kept=kept,
     )
-    vectors = spectrum.vectors
-    return np.einsum("ij,kj,lj->kil", vectors, np.exp(drawn), vectors)
 
 
 def _mean_gradient(

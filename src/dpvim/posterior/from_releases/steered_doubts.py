@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Float
 from scipy.stats import chi2
 
-from dpvim.inference.belief import Spectrum
 from dpvim.inference.clip_relief import relief
 from dpvim.inference.steering import SteeredReleases
 from dpvim.inference.windows import NUM_NARROW, NUM_WIDE
@@ -59,10 +58,42 @@ class Doubts(NamedTuple):
     are_grave: bool
 
 
+class Spectrum(NamedTuple):
+    """Eigenvalues of the measured curvature, with less noise, and their errors."""
+
+    values: Float[np.ndarray, " d"]
+    errors: Float[np.ndarray, " d"]
+
+    @classmethod
+    def of(cls, releases: SteeredReleases) -> Spectrum:
+        """Of the last belief of a run."""
+        shrunk = shrunk_curvature(releases.curvature, releases.variance)
+        values, vectors = np.linalg.eigh(shrunk)
+        squares = np.square(vectors)
+        errors = np.sqrt(np.einsum("ik,ij,jk->k", squares, releases.variance, squares))
+        return cls(values, np.maximum(errors, 1e-3))
+
+
+def shrunk_curvature(
+    curvature: Float[np.ndarray, "d d"], variance: Float[np.ndarray, "d d"]
+) -> Float[np.ndarray, "d d"]:
+    """Shrink the entries off the diagonal by how much of their sum of squares is noise."""
+    off = ~np.eye(len(curvature), dtype=bool)
+    if not off.any():
+        return curvature
+    diagonal, error = np.diagonal(curvature), np.sqrt(np.diagonal(variance))
+    size = np.maximum(diagonal, error)
+    unit = np.outer(size, size)
+    squares, noise = np.square(curvature) / unit, variance / unit
+    weight = np.where(off, 1 / (noise + 0.1), 0.0)
+    signal = max(0.0, float(np.sum(weight * (squares - noise)) / weight.sum()))
+    return np.where(off, curvature * signal / (signal + noise + 1e-30), curvature)
+
+
 def doubts_of(
     releases: SteeredReleases,
     plan: PrivacyPlan,
-    spectrum: Spectrum,
+    curvature: Float[np.ndarray, "d d"],
     *,
     noise: float,
     clipped: float,
@@ -74,14 +105,13 @@ def doubts_of(
     Args:
         releases: The windows; all narrow ones must be there.
         plan: The plan of the run.
-        spectrum: Of the curvature that was measured.
+        curvature: In units of the last factor; positive definite.
         noise: Variance of the mean gradient of the narrow windows.
         clipped: Share of the records that were clipped in them.
         prior_scale: Of the informed coordinates.
         is_mixture: Whether the model's likelihood is a mixture.
     """
-    curvature = spectrum.positive()
-    dim = len(curvature)
+    spectrum, dim = Spectrum.of(releases), len(curvature)
     mild: list[str] = []
     scatter = np.zeros((dim, dim))
     gaps, has_scatter = _disagreement(releases, curvature)
