@@ -1,4 +1,4 @@
-r"""What a curvature may be, given one that was measured with noise.
+r"""Curvatures that one which was measured with noise may come from.
 
 A symmetric matrix A was measured with independent errors in its entries. Each eigenvalue of what
 was measured is too far out, and its eigenvectors are turned towards each other, the more the larger

@@ -221,7 +221,7 @@ def _weights(
 
 
 def _effective_share(weights: Float[np.ndarray, " rows"]) -> float:
-    """How many rows with equal weights these are worth, of all."""
+    """Number of rows with equal weights that these are worth, of all."""
     return float(1 / (np.square(weights).sum() * len(weights)))
 
 
