@@ -17,7 +17,7 @@ WAYS = (AS_PUBLISHED, RECOMMENDED)
 
 # Part of every cell of dpvim's defaults: raise it when `fit` or `synthesize` does something else by
 # default, and these cells are run anew.
-DEFAULTS_REVISION = 2
+DEFAULTS_REVISION = 3
 
 # Everything that a cell's numbers depend on, in values that json has: ``{"way": ..., "seed": 0}``.
 Cell: TypeAlias = Mapping[str, Any]

@@ -25,9 +25,9 @@ _MIN_EIGENVALUE = 0.5
 _CHANGES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0, 8.0)
 _EXPECTED_CHANGE = 0.5
 # For the curvature that a window goes on with: the most chains, and entries of their matrices
-# together; sweeps, and draws of each chain.
-_MOST_CHAINS, _MOST_ENTRIES = 4, 2**13
-_SWEEPS, _KEPT = 24, 8
+# together; the fewest sweeps, and parameters for one of more. A third of the sweeps is kept.
+_MOST_CHAINS, _MOST_ENTRIES = 4, 2**15
+_FEWEST_SWEEPS, _PARAMETERS_PER_SWEEP = 24, 3
 _SURPRISE = 3.0
 # Where L is right, few records are clipped. Where it is too large, many are, and their gradients
 # tell less of the curvature than there is: scales shrink by the share above this one.
@@ -135,14 +135,15 @@ def advance(
         curvature=belief.curvature + gain * (measured.curvature - belief.curvature),
         variance=(1 - gain) * belief.variance,
     )
-    factor = belief.factor
+    factor, dim = belief.factor, len(belief.factor)
+    sweeps = max(_FEWEST_SWEEPS, dim // _PARAMETERS_PER_SWEEP)
     curvature = draw_curvatures(
         belief.curvature,
         belief.variance,
         np.random.default_rng(window.first),
-        chains=number_of_chains(len(factor), most=_MOST_CHAINS, entries=_MOST_ENTRIES),
-        sweeps=_SWEEPS,
-        kept=_KEPT,
+        chains=number_of_chains(dim, most=_MOST_CHAINS, entries=_MOST_ENTRIES),
+        sweeps=sweeps,
+        kept=sweeps // 3,
     ).middle()
     information = curvature + factor.T @ (factor / np.square(prior_scale)[:, None])
     values, vectors = np.linalg.eigh(information)
