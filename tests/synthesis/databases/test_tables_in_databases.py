@@ -20,7 +20,8 @@ from dpvim.privacy.counts import CountMechanism, InPieces, counts_plan
 from dpvim.privacy.randomness import SecretStreams
 from dpvim.synthesis import fitting
 from dpvim.synthesis.databases.addresses import is_database, without_password
-from dpvim.synthesis.databases.connection import DatabaseError, errors_explained, open_table
+from dpvim.synthesis.databases.connection import open_table
+from dpvim.synthesis.databases.errors import DatabaseError, errors_explained
 from dpvim.synthesis.databases.looking import draft_of
 from dpvim.synthesis.draft import draft
 from dpvim.synthesis.encoding import encode

@@ -22,7 +22,8 @@ from dpvim.privacy.counts import CountMechanism
 from dpvim.synthesis.databases import spark as in_sparks
 from dpvim.synthesis.databases import spark_sessions
 from dpvim.synthesis.databases.addresses import Address, is_database
-from dpvim.synthesis.databases.connection import DatabaseError, errors_explained, open_table
+from dpvim.synthesis.databases.connection import open_table
+from dpvim.synthesis.databases.errors import DatabaseError, errors_explained
 from dpvim.synthesis.databases.looking import draft_of
 from dpvim.synthesis.fitting import synthesize
 from dpvim.synthesis.schema import Binary, Categorical, Date, Integer, Schema
@@ -173,7 +174,7 @@ def test_a_file_that_changes_ends_the_run(spark, folder, change):
         with pytest.raises(DatabaseError, match="changed during the run"):
             source.count(cells, asked)
         # A file may go between two looks: Spark says so itself.
-        table._spark.are_unchanged = lambda: True
+        table._snapshot.are_unchanged = lambda: True
         if change == "goes":
             with pytest.raises(DatabaseError, match="changed during the run"):
                 source.count(cells, asked)
@@ -306,7 +307,7 @@ def test_a_session_that_has_ended(people, ledger, monkeypatch):
     real = CountMechanism.release
 
     def breaking(self, *args, **options):
-        monkeypatch.setattr(opened._spark, "_session", ended)
+        monkeypatch.setattr(opened._snapshot, "_session", ended)
         return real(self, *args, **options)
 
     with open_table(people) as opened:
@@ -315,9 +316,12 @@ def test_a_session_that_has_ended(people, ledger, monkeypatch):
             synthesize(opened, SCHEMA, epsilon=1.0, delta=1e-6, ledger=ledger)
     assert [each.state for each in ledger.releases] == ["done"]
     with open_table(people) as opened:
-        monkeypatch.setattr(opened._spark, "_session", ended)
+        monkeypatch.setattr(opened._snapshot, "_session", ended)
         with pytest.raises(DatabaseError, match="lost"):
             counts(opened)
+        with pytest.raises(DatabaseError, match="lost") as found:
+            opened.digest()
+        assert "view" not in str(found.value)
 
 
 class _SparksError(Exception):
@@ -415,9 +419,9 @@ def test_nothing_is_written_and_no_page_is_shown(spark, folder, tmp_path, monkey
     with open_table(in_spark(folder, TABLE)) as table:
         counts(table)
         table.digest()
-        conf = table._spark._session._sc.getConf()
+        conf = table._snapshot._session._sc.getConf()
         assert conf.get("spark.ui.enabled") == conf.get("spark.eventLog.enabled") == "false"
-        assert table._spark._session._sc.uiWebUrl is None
+        assert table._snapshot._session._sc.uiWebUrl is None
         assert conf.get("spark.driver.host") == "127.0.0.1"
         warehouse = Path(conf.get("spark.sql.warehouse.dir").removeprefix("file:"))
         assert not any(warehouse.iterdir())
@@ -440,7 +444,8 @@ import sys
 from urllib.parse import urlencode
 import pyarrow.parquet
 from test_tables_in_spark import TABLE, WANTED, counts
-from dpvim.synthesis.databases.connection import DatabaseError, open_table
+from dpvim.synthesis.databases.connection import open_table
+from dpvim.synthesis.databases.errors import DatabaseError
 from dpvim.synthesis.databases.spark_sessions import started
 
 master, folder = sys.argv[1:]

@@ -16,6 +16,7 @@ from dpvim.synthesis.marginals.tilting import (
     Scores,
     TiltedRows,
     _Moments,
+    _moments_of,
     _newton,
     _weights,
     scores_of,
@@ -102,6 +103,7 @@ def test_products_that_no_table_has_do_no_harm():
     at = counts.block(0, 1)
     counts.pairs[at] += np.diag(np.full(6, 300.0))
     counts = counts._replace(pairs_variance=np.where(counts.pairs > 0, 1e4, counts.pairs_variance))
+    assert _moments_of(loose(table), counts, scores(counts)).products.tolist() == [1.0]
     rows = tilt(loose(table), counts, scores(counts), np.random.default_rng(2))
     assert np.isfinite(rows.weights).all()
     assert rows.weights.sum() == pytest.approx(1)

@@ -30,7 +30,8 @@ from dpvim.privacy.counts import (
     record_weights,
 )
 from dpvim.privacy.randomness import SecretStreams
-from dpvim.synthesis.databases.connection import errors_explained, open_table
+from dpvim.synthesis.databases.connection import open_table
+from dpvim.synthesis.databases.errors import errors_explained
 from dpvim.synthesis.encoding import encode
 from dpvim.synthesis.marginals.grids import grid_of
 from dpvim.synthesis.marginals.release import codes_of

@@ -1,15 +1,13 @@
-"""A table in a database, as it is at one moment: a snapshot that all queries of a run see.
+"""A table in a database, opened where it is: one snapshot that all queries of a run see.
 
-PostgreSQL has transactions that read one state of the database and can write nothing; so has
-DuckDB. Files that DuckDB or Spark reads are looked at before and after a query: if their sizes or
-times changed, there is an error. Messages of engines may quote values, so none of them is shown.
+Files that DuckDB or Spark reads are looked at before and after a query: if their sizes or times
+changed, there is an error.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -22,26 +20,26 @@ from dpvim.privacy.counts import Cells, Marginal
 from dpvim.synthesis.databases.addresses import Address, without_password
 from dpvim.synthesis.databases.counting import queries
 from dpvim.synthesis.databases.engines import (
-    DUCKDB,
     ENGINES,
     POSTGRES,
     SPARK,
     row_hashes,
     told,
 )
+from dpvim.synthesis.databases.errors import (
+    DatabaseError,
+    InterruptedReadError,
+    changed,
+    errors_explained,
+)
 from dpvim.synthesis.databases.files import FilesAsTable
 from dpvim.synthesis.databases.reading import Reader, layers
+from dpvim.synthesis.databases.snapshots import Snapshot, SnapshotInTransaction
 from dpvim.synthesis.databases.spark import (
-    CHANGED,
-    FORBIDDEN,
-    LOST,
-    MISSING,
     SnapshotInSpark,
     check_session,
-    is_sparks,
     table_at,
     there_is,
-    trouble_of,
     without_a_word,
 )
 from dpvim.synthesis.databases.spark_sessions import checked_pyspark, options_of, started
@@ -54,27 +52,12 @@ if TYPE_CHECKING:
 else:
     ibis = LazyModule("ibis", extra="databases")
 
-_BEGIN = {
-    DUCKDB: ("BEGIN TRANSACTION",),
-    POSTGRES: (
-        "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
-        # Texts of numbers and dates are the same whatever the user has set.
-        "SET LOCAL extra_float_digits = 1",
-        "SET LOCAL datestyle = 'ISO'",
-        "SET LOCAL bytea_output = 'hex'",
-        "SET LOCAL standard_conforming_strings = on",
-    ),
-}
 _WAIT = 15  # seconds for a connection, unless the address says otherwise
 _UNCERTAIN = """
 SELECT a.attname FROM pg_catalog.pg_attribute a
 JOIN pg_catalog.pg_collation c ON c.oid = a.attcollation
 WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT c.collisdeterministic
 """
-
-
-class DatabaseError(TableError):
-    """A database does not give what was asked for."""
 
 
 class DatabaseTable:
@@ -95,15 +78,16 @@ class DatabaseTable:
         files: FilesAsTable | None = None,
         close: Callable[[], object] = lambda: None,
     ) -> None:
-        self.name, self.expression = name, expression
+        self.name = name
         self._files, self._close = files, close
         self._backend = expression.get_backend()
         self.engine: str = self._backend.name
-        self._is_open, self._is_begun = True, False
-        self._spark: SnapshotInSpark | None = None
+        self._is_open = True
+        self._snapshot: Snapshot | None = None
         try:
-            self._begin()
-            with self._errors_explained():
+            with errors_explained(name):
+                self._snapshot = self._snapshot_of(expression)
+                self.expression = self._snapshot.expression
                 self.types: dict[str, Any] = dict(self.expression.schema().items())
             check_names(name, [*self.types])
             self.num_rows = int(self.query(self.expression.count().as_table())[0][0])
@@ -115,17 +99,14 @@ class DatabaseTable:
 
     def query(self, expression: Any) -> list[tuple[Any, ...]]:
         """The rows of an expression; private, and to be few."""
-        if not self._is_open:
+        if not self._is_open or self._snapshot is None:
             raise DatabaseError(f"{self.name}: expected a table that is open, got a closed one.")
-        with self._errors_explained():
-            self._check_files()
+        with errors_explained(self.name):
+            self._check_unchanged(self._snapshot)
             with _layered():
                 text = self._backend.compile(expression)
-            if self._spark is not None:
-                rows = self._spark.rows(text)
-            else:
-                rows = self._backend.con.execute(text).fetchall()
-            self._check_files()
+            rows = self._snapshot.rows(text)
+            self._check_unchanged(self._snapshot)
         return [tuple(row) for row in rows]
 
     def readers(self, schema: Schema) -> list[Reader]:
@@ -163,6 +144,8 @@ class DatabaseTable:
                 }
             )
             found = self.query(sums)[0]
+        except InterruptedReadError:
+            raise
         except TableError as error:
             raise DatabaseError(
                 f"{error} A ledger or checkpoint knows a table by all of its columns: make a view "
@@ -177,10 +160,8 @@ class DatabaseTable:
             return
         self._is_open = False
         with contextlib.suppress(Exception):  # it may be lost
-            if self._spark is not None:
-                self._spark.close()
-            elif self._is_begun:
-                self._backend.con.execute("ROLLBACK")
+            if self._snapshot is not None:
+                self._snapshot.close()
         with contextlib.suppress(Exception):
             self._close()
 
@@ -196,32 +177,15 @@ class DatabaseTable:
     def __reduce__(self) -> Any:
         raise TypeError("a table in a database is not copied or stored: it is a connection.")
 
-    def _begin(self) -> None:
+    def _snapshot_of(self, expression: Any) -> Snapshot:
         if self.engine == SPARK:
-            with self._errors_explained():
-                text = self._backend.compile(self.expression)
-                self._spark = SnapshotInSpark(self.name, self._backend._session, text)
-                self.expression = self._spark.expression
-            return
-        connection = self._backend.con
-        with self._errors_explained():
-            if self.engine == POSTGRES and not _is_idle(connection):
-                raise _within_transaction(self.name)
-            first, *others = _BEGIN[self.engine]
-            connection.execute(first)
-            self._is_begun = True
-            for statement in others:
-                connection.execute(statement)
+            text = self._backend.compile(expression)
+            return SnapshotInSpark(self.name, self._backend._session, text)
+        return SnapshotInTransaction(self.name, expression, self._files)
 
-    def _check_files(self) -> None:
-        for each in (self._files, self._spark):
-            if each is not None and not each.are_unchanged():
-                raise changed(self.name)
-
-    @contextlib.contextmanager
-    def _errors_explained(self) -> Iterator[None]:
-        with errors_explained(self.name):
-            yield
+    def _check_unchanged(self, snapshot: Snapshot) -> None:
+        if not snapshot.are_unchanged():
+            raise changed(self.name)
 
 
 class CountedByQueries:
@@ -291,82 +255,6 @@ def open_table(
     return DatabaseTable(text, expression, files=files, close=backend.disconnect)
 
 
-def changed(name: str) -> DatabaseError:
-    """The error for a table that is not what it was when it was opened."""
-    return DatabaseError(
-        f"{name}: expected a table that stays as it is, got one that changed during the run. Run "
-        "again when nobody writes to it. No counts of it were released."
-    )
-
-
-@contextlib.contextmanager
-def errors_explained(name: str) -> Iterator[None]:
-    """Say what is wrong with a database in words of ours: those of engines may quote values."""
-    try:
-        with warnings.catch_warnings():
-            # Ibis calls its engines in ways that newer ones deprecate.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            yield
-    except (TableError, FileNotFoundError):
-        raise
-    except Exception as error:
-        explained = _explanation(name, error)
-        if explained is None:
-            raise
-        raise explained from None
-
-
-def _explanation(name: str, error: Exception) -> DatabaseError | None:
-    kinds = {each.__name__: each.__module__ for each in type(error).__mro__}
-    state = getattr(error, "sqlstate", None)
-    trouble = trouble_of(error) if is_sparks(error) else None
-    if trouble == CHANGED:
-        return changed(name)
-    if trouble == FORBIDDEN or "InsufficientPrivilege" in kinds or "PermissionException" in kinds:
-        return DatabaseError(
-            f"{name}: may not be read by this user. Ask for the right: GRANT SELECT on the table, "
-            "or on the columns of the schema."
-        )
-    if trouble == MISSING or kinds.keys() & {
-        "TableNotFound",
-        "UndefinedTable",
-        "CatalogException",
-        "InvalidSchemaName",
-    }:
-        return DatabaseError(
-            f"{name}: there is no such table, or this user may not see it. Correct the name after "
-            "the #; it is spelt as the database spells it."
-        )
-    if trouble == LOST:
-        return DatabaseError(
-            f"{name}: the connection to Spark was lost. Check that its master and workers run, and "
-            "run again. Nothing was released by this query."
-        )
-    if "TransactionException" in kinds and "within a transaction" in str(error):
-        return _within_transaction(name)
-    if "OperationalError" in kinds and kinds["OperationalError"].startswith("psycopg"):
-        return DatabaseError(
-            f"{name}: the connection failed or was lost ({_first_line(error)}). Check address, "
-            "user and password, and run again. Nothing was released by this query."
-        )
-    ours = ("psycopg", "duckdb", "_duckdb", "pyspark", "py4j", "ibis", "sqlglot")
-    if any(module.split(".")[0] in ours for module in kinds.values()) or isinstance(
-        error, OSError | OverflowError | TypeError | ValueError
-    ):
-        about = type(error).__name__ + (f", {state}" if state else "")
-        return DatabaseError(
-            f"{name}: expected a table that can be queried, got an error of the engine ({about}). "
-            "Its message may quote values and is not shown; the engine's log has it."
-        )
-    return None
-
-
-def _first_line(error: Exception) -> str:
-    """The sentence about a connection; it names host and user, no values."""
-    text = without_password(str(error)).strip() or type(error).__name__
-    return text.splitlines()[0][:200]
-
-
 @contextlib.contextmanager
 def _layered() -> Iterator[None]:
     """Queries are compiled layer by layer: else what is used often would be written as often."""
@@ -382,19 +270,6 @@ def _told(engine: str, value: Any, dtype: Any) -> Any:
     """A value as a text that no other value has, also before others."""
     text = told(engine, value, dtype)
     return text.isnull().ifelse("n", ibis.literal("v") + text.length().cast("string") + ":" + text)
-
-
-def _is_idle(connection: Any) -> bool:
-    psycopg = require("psycopg", extra="databases")
-    idle = psycopg.pq.TransactionStatus.IDLE
-    return bool(connection.info.transaction_status == idle and connection.autocommit)
-
-
-def _within_transaction(name: str) -> DatabaseError:
-    return DatabaseError(
-        f"{name}: expected a connection outside of a transaction, as Ibis makes them, since all "
-        "queries are to see one snapshot, got one within. End it first."
-    )
 
 
 def _in_postgres(address: Address, shown: str) -> DatabaseTable:
