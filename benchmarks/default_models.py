@@ -17,10 +17,11 @@ import numpyro.distributions as dist
 
 
 class Case(NamedTuple):
-    """A model, and how to make the arguments for it."""
+    """A model, how to make the arguments for it, and draws of its posterior where NUTS fails."""
 
     model: Callable[..., None]
     make: Callable[[np.random.Generator], tuple[Any, ...]]
+    draws: Callable[..., np.ndarray] | None = None
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Defaults alone: models as users write them, epsilon, delta and nothing else, against NUTS.
 
     python benchmarks/defaults.py run        # fits and NUTS, resumable; defaults.csv
+    python benchmarks/defaults.py others     # the same of other_models.py; defaults_others.csv
     python benchmarks/defaults.py grid       # the best of a grid chosen with the truth in hand
     python benchmarks/defaults.py table      # what docs/defaults.md shows
 
@@ -26,6 +27,7 @@ import pandas as pd
 import platformdirs
 from default_models import CASES
 from numpyro.infer import MCMC, NUTS, init_to_median
+from other_models import OTHER_CASES
 
 import dpvim
 from dpvim.bridge.data import prepare
@@ -38,12 +40,13 @@ DELTA = 1e-5
 CLIP_NORMS = (0.5, 2.0, 8.0, 32.0)
 LEARNING_RATES = (3e-3, 3e-2)
 GRID_STEPS = 4096
+ALL_CASES = CASES | OTHER_CASES
 COLUMNS = ["model", "seed", "epsilon", "setting", "parameters", "hold", "off", "width", "clipped"]
 COLUMNS += ["flagged", "seconds", "doubts"]
 
 
 def data_of(name: str, seed: int) -> tuple[Any, ...]:
-    return CASES[name].make(np.random.default_rng([seed, list(CASES).index(name)]))
+    return ALL_CASES[name].make(np.random.default_rng([seed, list(ALL_CASES).index(name)]))
 
 
 def nuts(name: str, seed: int) -> np.ndarray:
@@ -52,8 +55,10 @@ def nuts(name: str, seed: int) -> np.ndarray:
     if path.exists():
         return np.load(path)
     args = data_of(name, seed)
-    space = bridge(CASES[name].model, prepare(args, {})).space
-    kernel = NUTS(CASES[name].model, init_strategy=init_to_median(num_samples=50))
+    if ALL_CASES[name].draws is not None:
+        return ALL_CASES[name].draws(*args)
+    space = bridge(ALL_CASES[name].model, prepare(args, {})).space
+    kernel = NUTS(ALL_CASES[name].model, init_strategy=init_to_median(num_samples=50))
     chain = MCMC(kernel, num_warmup=500, num_samples=600, progress_bar=False)
     single = [np.asarray(a, np.float32) if np.asarray(a).dtype == float else a for a in args]
     chain.run(jax.random.key(seed), *single)
@@ -72,7 +77,7 @@ def measure(name: str, seed: int, epsilon: float, **options: Any) -> dict[str, A
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # doubts are counted, and seeds are for experiments
         fit = dpvim.fit(
-            CASES[name].model,
+            ALL_CASES[name].model,
             *data_of(name, seed),
             epsilon=epsilon,
             delta=DELTA,
@@ -127,18 +132,16 @@ def collect(path: Path, work: list[dict[str, Any]]) -> None:
         )
 
 
-def show() -> None:
-    """Print the tables of docs/defaults.md."""
-    table = pd.read_csv(RESULTS / "defaults.csv", keep_default_na=False)
+def show(table: pd.DataFrame) -> None:
+    """Print a table of docs/defaults.md."""
     table["held"] = table.hold.astype(float) * table.parameters
-    order = list(CASES)
     print(
         "| model | d | "
         + " | ".join(f"epsilon {e:g}: hold, off, width" for e in EPSILONS)
         + " | flagged |"
     )
     print("|---|---|" + "---|" * (len(EPSILONS) + 1))
-    for name in order:
+    for name in table.model.unique():
         part = table[table.model == name]
         cells = []
         for epsilon in EPSILONS:
@@ -155,10 +158,11 @@ def show() -> None:
         print(
             title, (shares.held / shares.parameters).round(3).to_dict(), "worst off", part.off.max()
         )
-    path = RESULTS / "defaults_grid.csv"
-    if not path.exists():
-        return
-    grid = pd.read_csv(path, keep_default_na=False)
+
+
+def show_grid(table: pd.DataFrame) -> None:
+    """Print how wide the defaults' intervals are beside the best of the grid."""
+    grid = pd.read_csv(RESULTS / "defaults_grid.csv", keep_default_na=False)
     print("\nmedian width: defaults, best of the grid that holds 90 %, ratio")
     for (name, epsilon, seed), part in grid.groupby(["model", "epsilon", "seed"]):
         ours = table[(table.model == name) & (table.epsilon == epsilon) & (table.seed == seed)]
@@ -169,22 +173,29 @@ def show() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["run", "grid", "table"])
-    parser.add_argument("--models", nargs="*", default=list(CASES))
+    parser.add_argument("what", choices=["run", "others", "grid", "table"])
+    parser.add_argument("--models", nargs="*")
     parser.add_argument("--seeds", nargs="*", type=int, default=SEEDS)
     parser.add_argument("--epsilons", nargs="*", type=float, default=EPSILONS)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     if args.what == "table":
-        return show()
+        table, others = (
+            pd.read_csv(RESULTS / f"{name}.csv", keep_default_na=False)
+            for name in ("defaults", "defaults_others")
+        )
+        show(table)
+        show_grid(table)
+        return show(others)
     work = [
         {"name": name, "seed": seed, "epsilon": epsilon}
         for seed in args.seeds
-        for name in args.models
+        for name in args.models or (OTHER_CASES if args.what == "others" else CASES)
         for epsilon in args.epsilons
     ]
-    if args.what == "run":
-        return collect(args.output or RESULTS / "defaults.csv", work)
+    if args.what != "grid":
+        name = "defaults.csv" if args.what == "run" else "defaults_others.csv"
+        return collect(args.output or RESULTS / name, work)
     grid = [
         one | {"clip_norm": clip, "learning_rate": rate, "num_steps": GRID_STEPS}
         for one in work

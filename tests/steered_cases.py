@@ -33,9 +33,10 @@ CORRELATION = np.array(
 PRECISION = np.linalg.inv(CORRELATION * np.outer(SD, SD))
 
 
-def new_steering(informed=None, plan=PLAN):
+def new_steering(informed=None, plan=PLAN, span=None):
     informed = np.ones(4, bool) if informed is None else informed
-    return Steering(plan, np.zeros(4), SCALE, informed, width=6.0)
+    span = np.eye(4)[:, informed] if span is None else span
+    return Steering(plan, np.zeros(4), SCALE, span, width=6.0)
 
 
 def quadratic(latents):

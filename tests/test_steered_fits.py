@@ -145,7 +145,7 @@ def test_parameters_of_the_prior_alone_are_learnt_from_the_others(groups, groups
     group, y = groups
     means = [y[group == g].mean() for g in range(3)]
     posterior = groups_fit.posterior
-    assert groups_fit.releases.informed.tolist() == [0, 1, 1, 1]
+    assert groups_fit.releases.basis.any(axis=1).tolist() == [False, True, True, True]
     assert posterior.doubts == ()
     assert np.abs((posterior.mean["a"] - means) / posterior.std["a"]).max() < 3
     precision = 1 / 9 + 3 / 4  # intercepts are known far better than their spread
@@ -182,13 +182,49 @@ def test_a_saved_hierarchy_has_its_draws(groups_fit, tmp_path):
 def test_a_hierarchy_in_an_older_file_has_gaussians_for_a_prior(groups_fit, tmp_path):
     path, older = tmp_path / "fit.npz", tmp_path / "older.npz"
     groups_fit.save(path, not_for_release=True)
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([0.0, 1, 1, 1]))
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(older, "w") as copy:
         for name in archive.namelist():
-            if not name.startswith("draws."):
+            if not name.startswith(("draws.", "windows.origin", "windows.basis")):
                 copy.writestr(name, archive.read(name))
+        copy.writestr("windows.informed.npy", buffer.getvalue())
     posterior = dpvim.load(older).posterior
+    np.testing.assert_array_equal(dpvim.load(older).releases.basis, groups_fit.releases.basis)
     assert "independent Gaussians" in posterior.reason
     assert posterior.mean["mu"] == pytest.approx(1, abs=0.2)
+
+
+def test_effects_of_levels_beside_an_intercept_are_not_taken_for_known():
+    """Textbooks' way: of base, age and region the data know the sums alone."""
+
+    def model(age, region, y=None):
+        base = numpyro.sample("base", dist.Normal(0, 10))
+        by_age = numpyro.sample("by_age", dist.Normal(0, 5).expand([3]).to_event(1))
+        by_region = numpyro.sample("by_region", dist.Normal(0, 5).expand([4]).to_event(1))
+        mean = base + by_age[age] + by_region[region]
+        with numpyro.plate("records", age.shape[0]):
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    rng = np.random.default_rng(0)
+    age, region = rng.integers(0, 3, 3000), rng.integers(0, 4, 3000)
+    y = (
+        3
+        + np.array([1.0, 0, -1])[age]
+        + np.array([0.3, -0.4, 0, 1])[region]
+        + rng.normal(size=3000)
+    )
+    assert "8 parameters; of 2 combinations the prior alone tells" in str(
+        dpvim.plan(model, age, region, y, **BUDGET)
+    )
+    design = np.hstack([np.ones((3000, 1)), np.eye(3)[age], np.eye(4)[region]])
+    prior = np.array([10.0] + 7 * [5.0])
+    covariance = np.linalg.inv(design.T @ design + np.diag(prior**-2))
+    mean, sd = covariance @ design.T @ y, np.sqrt(np.diag(covariance))
+    posterior = dpvim.fit(model, age, region, y, **BUDGET, seed=0).posterior
+    assert np.abs((posterior.loc - mean) / posterior.scale).max() < 1
+    assert (posterior.scale > 0.9 * sd).all()
+    assert (posterior.scale < 1.5 * sd).all()
 
 
 def test_draws_of_other_shapes_are_refused(groups_fit, tmp_path):

@@ -122,8 +122,8 @@ class PreparedFit:
 
     @property
     def num_informed(self) -> int:
-        """Number of coordinates of the latent that the likelihood depends on."""
-        return int(self.bridged.informed.sum())
+        """Number of directions of the latent that the likelihood depends on."""
+        return self.bridged.informed().shape[1]
 
     @property
     def space(self) -> LatentSpace:
@@ -168,7 +168,7 @@ class PreparedFit:
         if init_params is not None:
             loc = np.asarray(self._override(jnp.asarray(loc, jnp.float32), init_params), float)
         width = self.options.wide_probes(self.plan, self.num_informed)
-        return Steering(self.plan, loc, prior.scale, self.bridged.informed, width)
+        return Steering(self.plan, loc, prior.scale, self.bridged.informed(), width)
 
     @single_precision
     def init(

@@ -310,7 +310,8 @@ class Fit:
             )
             return self._as_posterior(found, "releases", reason)
         steered, draws = self._from_windows
-        if draws is None and self.session is None and (self.releases.informed == 0).any():
+        has_prior_alone = not self.releases.basis.any(axis=1).all()
+        if draws is None and self.session is None and has_prior_alone:
             reason += ", with independent Gaussians for the prior: the file has no draws"
         return self._as_posterior(steered, "releases", reason)
 

@@ -111,7 +111,7 @@ def read(path: str | Path) -> SavedFit:
         arrays = archive.arrays(("steps", *_shapes_of(family)._fields))
         releases = _optional(archive, _RELEASES, ReleaseSums)
         if releases is None:
-            releases = _optional(archive, _WINDOWS, SteeredReleases)
+            releases = _steered_releases(archive)
         prior = _optional(archive, _PRIOR, GaussianPrior)
         draws = _optional(archive, _DRAWS, PriorDraws)
         saved = _assemble(meta, space, family, arrays, releases, prior)
@@ -122,6 +122,18 @@ def _optional(archive: archives.Archive, group: str, kind: Any) -> Any:
     """A group of arrays that a file need not have."""
     names = [f"{group}.{field}" for field in kind._fields]
     return kind(*archive.arrays(names).values()) if names[0] in archive else None
+
+
+def _steered_releases(archive: archives.Archive) -> SteeredReleases | None:
+    """Files of older versions say of each coordinate if it is known."""
+    name = f"{_WINDOWS}.informed"
+    if name not in archive:
+        return _optional(archive, _WINDOWS, SteeredReleases)
+    known = archive.arrays([name])[name] > 0
+    fields = [field for field in SteeredReleases._fields if field not in ("origin", "basis")]
+    arrays = archive.arrays(f"{_WINDOWS}.{field}" for field in fields)
+    coordinates = {"origin": np.zeros(len(known)), "basis": np.eye(len(known))[:, known]}
+    return SteeredReleases(**dict(zip(fields, arrays.values(), strict=True)), **coordinates)
 
 
 def _family(meta: dict[str, Any], space: LatentSpace) -> Family:
@@ -168,6 +180,10 @@ def _assemble(
     if prior is not None:
         zeros = type(prior)(np.zeros(space.dim), np.zeros(space.dim))
         _check_like("prior", prior, zeros)
+        if isinstance(releases, SteeredReleases) and not releases.directions.are_orthogonal(
+            prior.scale
+        ):
+            raise ValueError("the array 'windows.basis' has no orthogonal directions")
     saved = SavedFit(plan, privacy, Trace(steps, params), space, family, releases, prior)
     return saved._replace(
         several_modes=_sites_with_several_modes(meta.get("several_modes", False), space),
@@ -207,7 +223,7 @@ def _zeros_like(releases: ReleaseSums | SteeredReleases, dim: int, blocks: Block
     """Arrays of the shapes that releases of a latent must have."""
     if isinstance(releases, ReleaseSums):
         return ReleaseSums.zeros(dim, blocks)
-    return SteeredReleases.zeros(dim, int(np.count_nonzero(releases.informed > 0)))
+    return SteeredReleases.zeros(dim, len(releases.factor))
 
 
 def _check_like(name: str, found: Any, wanted: Any) -> None:

@@ -96,7 +96,7 @@ def choose(requests: list[Request], bridged: BridgedModel, num_rows: int) -> lis
     for request in requests:
         given = request.options
         options = given.steered() if why_not is None else given.by_hand()
-        dim = int(bridged.informed.sum()) if options.is_steered else bridged.problem.dim
+        dim = bridged.informed().shape[1] if options.is_steered else bridged.problem.dim
         plan = request.length.plan(num_rows, dim, options)
         chosen.append(Strategy(options, plan, prior, why_not))
     return chosen
@@ -104,13 +104,13 @@ def choose(requests: list[Request], bridged: BridgedModel, num_rows: int) -> lis
 
 def _why_not_steered(request: Request, bridged: BridgedModel) -> str | None:
     """Reason not to steer the run by its releases; None if there is none."""
-    informed = int(bridged.informed.sum())
     if not (request.is_open or request.options.is_steered):
         return "options of an optimiser, a family or a clip norm were given"
     if request.delta is None:
         return "the run has no noise"
     if bridged.several_modes:
         return "the model declares several modes"
+    informed = int(bridged.used.sum())
     if not 1 <= informed <= LARGEST_FULL_DIM:
         return f"{informed} parameters are more than {LARGEST_FULL_DIM}"
     if request.length.num_epochs is not None:
@@ -129,7 +129,8 @@ class FitPlan:
     Attributes:
         plan: Sampling, clip norm, noise and steps.
         variant, family: The estimator and the approximation.
-        parameters, informed: Numbers of coordinates, and of those that the likelihood depends on.
+        parameters, informed: Numbers of coordinates, and of what the likelihood depends on: of
+            coordinates, or of their combinations if the run follows its releases.
         delta: As asked for.
         why_not_steered: Reason for an optimiser; None if the run follows its releases.
         is_mixture: Whether an observed site is a mixture: a steered fit of it is always doubted.
@@ -202,7 +203,7 @@ class FitPlan:
 
     def _model(self) -> str:
         prior_alone = self.parameters - self.informed
-        others = f", {prior_alone} of them in the prior alone" if prior_alone else ""
+        others = f"; of {prior_alone} combinations the prior alone tells" if prior_alone else ""
         several = "" if self.parameters == 1 else "s"
         count = f"{self.parameters} parameter{several}{others}"
         most = self.plan.max_rows_per_person
@@ -271,7 +272,9 @@ def plan(model: Callable[..., Any], *data: Any, **options: Any) -> FitPlan:
         variant=str(strategy.options.variant),
         family=strategy.options.family.name,
         parameters=bridged.problem.dim,
-        informed=int(bridged.informed.sum()),
+        informed=bridged.informed().shape[1]
+        if strategy.why_not_steered is None
+        else int(bridged.used.sum()),
         delta=request.delta,
         why_not_steered=strategy.why_not_steered,
         is_mixture=bridged.is_mixture,

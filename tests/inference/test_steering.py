@@ -40,8 +40,8 @@ def test_coordinates_without_information_stay_at_their_prior():
     assert found.factor.shape == (3, 3)
     centre, factor = steering.place()
     assert centre[2] == 0
-    np.testing.assert_array_equal(factor[2], [0, 0, 1.0, 0])
-    np.testing.assert_array_equal(factor[:, 2], [0, 0, 1.0, 0])
+    np.testing.assert_allclose(factor[2], [0, 0, 1.0, 0], atol=1e-12)
+    np.testing.assert_allclose(factor[:, 2], [0, 0, 1.0, 0], atol=1e-12)
 
 
 def test_an_unfinished_run_has_windows_without_steps():

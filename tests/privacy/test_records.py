@@ -20,6 +20,7 @@ from dpvim.types import ModelError
 
 SIZE = 4
 ROWS = 9
+KNOTS = np.array([-1.0, 0.0, 0.4, 2.0], np.float32)
 
 
 def whole(x):
@@ -94,6 +95,11 @@ PROGRAMS = {
         x < 0, x <= 0, x > 0, x >= 0, x == 0, x != 0, jnp.isfinite(x), jnp.where(x > 0, x, 0),
         jnp.maximum(x, 0.1), jnp.minimum(x, 0.1), (x > 0) & (x < 1), (x > 0) | (x < -1), ~(x > 0),
         (x > 0) ^ (x < 1), jnp.all(x > 0), jnp.any(x > 0), lax.reduce_xor(whole(x), (0,)),
+    ),
+    "places among knots": lambda x: (
+        jnp.searchsorted(KNOTS, x), jnp.searchsorted(KNOTS, x, side="right"),
+        jnp.interp(x, KNOTS, x[::-1]), jnp.interp(x, jnp.sort(x), KNOTS),
+        jnp.digitize(x, KNOTS), jnp.searchsorted(jnp.sort(x), x, method="sort"),
     ),
     "powers": lambda x: (
         jnp.exp(x), lax.exp2(x), jnp.expm1(x), jnp.log(positive(x)), jnp.log1p(positive(x)),

@@ -19,10 +19,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from dpvim import _validate
-from dpvim._compile import jit_quickly, single_precision
+from dpvim._compile import jit_once, jit_quickly, single_precision
 from dpvim.bridge.data import ModelInput
 from dpvim.bridge.factorization import ObservedSites, classify_observed
 from dpvim.bridge.find_blocks import find_blocks
+from dpvim.bridge.find_directions import find_directions
 from dpvim.bridge.find_latents import Declarations, declare_twice, find_latent_space
 from dpvim.bridge.gather_gradients import LogProbOfSites, gradients_by_record
 from dpvim.bridge.latent_space import LatentSpace
@@ -46,7 +47,8 @@ class BridgedModel(NamedTuple):
         space: Its latent sites.
         problem: Its likelihood and prior as plain functions.
         by_record: The same with one gradient a record, also where the model brings a clipped sum.
-        informed: True for coordinates of the latent that the likelihood depends on.
+        used: True for coordinates of the latent that the likelihood makes any use of.
+        informed: ``() ->`` directions that it depends on, in columns.
         on_made_up_row: Calls a model or guide with arguments like the data's, but made up.
         draw_prior: ``key -> latent``, a draw from the prior.
         several_modes: Sites that the model declares to have several modes, by an attribute of
@@ -59,7 +61,8 @@ class BridgedModel(NamedTuple):
     space: LatentSpace
     problem: Problem
     by_record: Problem
-    informed: Bool[np.ndarray, " d"]
+    used: Bool[np.ndarray, " d"]
+    informed: Callable[[], Float[np.ndarray, "d r"]]
     on_made_up_row: Callable[[Model], Any]
     draw_prior: Callable[[Array], Latent]
     several_modes: tuple[str, ...]
@@ -102,13 +105,20 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
         row = jax.tree.map(lambda leaf: leaf[None], record)
         return runner.replicates(space.constrain(latent), drawable, row, key)
 
-    informed = _informed(log_prob_of_sites, space, one_row)
+    used = _used(log_prob_of_sites, space, one_row)
+
+    @functools.cache
+    @single_precision
+    def informed() -> Float[np.ndarray, "d r"]:
+        by_row = jit_once(jax.vmap(jax.grad(log_prob_of_row), in_axes=(None, 0)))
+        return find_directions(log_prob_of_row, by_row, used, inputs.rows)
+
     log_prob = log_prob_of_row if by_row else log_prob_of_person(log_prob_of_row)
     problem = Problem(
         space.dim,
         Likelihood.from_gradients(log_prob, gradients),
         _log_prior(runner, space, observed, one_row),
-        blocks=find_blocks(log_prob_of_row, space, informed, _first(one_row)),
+        blocks=find_blocks(log_prob_of_row, space, used, _first(one_row)),
     )
     by_record = problem
     own_sum = None
@@ -126,6 +136,7 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
         space,
         problem,
         by_record,
+        used,
         informed,
         lambda model: call(model, one_row),
         draw_prior,
@@ -136,7 +147,7 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
     )
 
 
-def _informed(
+def _used(
     log_prob_of_sites: LogProbOfSites, space: LatentSpace, one_row: Record
 ) -> Bool[np.ndarray, " d"]:
     """Coordinates of sites that the program of the log-likelihood makes any use of.

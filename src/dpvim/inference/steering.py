@@ -23,10 +23,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from dpvim.inference.belief import Belief, advance, measure
 from dpvim.inference.clip_relief import relief
+from dpvim.inference.directions import Directions
 from dpvim.inference.windows import NUM_NARROW, NUM_WINDOWS, Window, windows_of
 from dpvim.privacy.norm_counts import COUNT_SHARE, NORM_BIN_ENDS, NUM_NORM_BINS
 from dpvim.privacy.plan import Plan
@@ -35,41 +36,46 @@ from dpvim.privacy.plan import Plan
 class SteeredReleases(NamedTuple):
     """Releases of a steered run, by window, and the belief that came out of them.
 
-    In units of the factor that the window had; the narrow windows share the last one. Windows
-    that were not finished have no steps.
+    Of the directions that the likelihood depends on, and in units of the factor that the window
+    had; the narrow windows share the last one. Windows that were not finished have no steps.
 
     Attributes:
         steps: Numbers of steps.
-        centre: Centres.
+        centre: Centres, as z of `Directions`.
         point, gradient: Means of the points about the centre and of the whitened gradients.
         noise, residual: Variances of one whitened gradient about the line, by coordinate: at least
             the known one, and as measured.
         counts: Noisy numbers of records by the norm of their gradient (`NORM_BIN_ENDS`).
         factor, curvature, variance: Of the last `Belief`.
-        informed: Coordinates that the likelihood depends on, 1 or 0. All others of these arrays
-            have entries for informed coordinates alone.
         width: Width of wide probes.
+        origin, basis: Those of the `Directions`.
     """
 
     steps: Float[np.ndarray, " windows"]
-    centre: Float[np.ndarray, "windows d"]
-    point: Float[np.ndarray, "windows d"]
-    gradient: Float[np.ndarray, "windows d"]
-    noise: Float[np.ndarray, "windows d"]
-    residual: Float[np.ndarray, "windows d"]
+    centre: Float[np.ndarray, "windows r"]
+    point: Float[np.ndarray, "windows r"]
+    gradient: Float[np.ndarray, "windows r"]
+    noise: Float[np.ndarray, "windows r"]
+    residual: Float[np.ndarray, "windows r"]
     counts: Float[np.ndarray, "windows bins"]
-    factor: Float[np.ndarray, "d d"]
-    curvature: Float[np.ndarray, "d d"]
-    variance: Float[np.ndarray, "d d"]
-    informed: Float[np.ndarray, " all"]
+    factor: Float[np.ndarray, "r r"]
+    curvature: Float[np.ndarray, "r r"]
+    variance: Float[np.ndarray, "r r"]
     width: Float[np.ndarray, ""]
+    origin: Float[np.ndarray, " d"]
+    basis: Float[np.ndarray, "d r"]
 
     @classmethod
     def zeros(cls, dim: int, num_informed: int) -> SteeredReleases:
         """Arrays of the right shapes."""
         vector, square = (NUM_WINDOWS, num_informed), (num_informed, num_informed)
         shapes = (vector[:1], *(vector,) * 5, (NUM_WINDOWS, NUM_NORM_BINS), *(square,) * 3)
-        return cls(*(np.zeros(shape) for shape in (*shapes, (dim,), ())))
+        return cls(*(np.zeros(each) for each in (*shapes, (), (dim,), (dim, num_informed))))
+
+    @property
+    def directions(self) -> Directions:
+        """What the likelihood depends on."""
+        return Directions(self.origin, self.basis)
 
     @property
     def is_complete(self) -> bool:
@@ -99,17 +105,26 @@ class Steering:
         plan: Plan,
         prior_loc: Float[np.ndarray, " d"],
         prior_scale: Float[np.ndarray, " d"],
-        informed: Bool[np.ndarray, " d"],
+        span: Float[np.ndarray, "d r"],
         width: float,
     ) -> None:
+        """A run from its beginning.
+
+        Args:
+            plan: The plan of the run.
+            prior_loc, prior_scale: The prior, or where the run begins and how far it looks.
+            span: Directions that the likelihood depends on, in columns.
+            width: Width of wide probes.
+        """
         self._plan, self._width = plan, width
-        self._loc, self._scale = np.asarray(prior_loc, float), np.asarray(prior_scale, float)
-        self._informed = np.asarray(informed, bool)
-        chosen = self._informed
-        self._prior = {"prior_loc": self._loc[chosen], "prior_scale": self._scale[chosen]}
-        self._belief = Belief.from_prior(self._loc[chosen], self._scale[chosen], width)
+        loc, self._scale = np.asarray(prior_loc, float), np.asarray(prior_scale, float)
+        self._directions = Directions.of(span, loc, self._scale)
+        self._rest = self._directions.rest(loc, self._scale)
+        loc, scale = self._directions.prior(loc, self._scale)
+        self._prior = {"prior_loc": loc, "prior_scale": scale}
+        self._belief = Belief.from_prior(loc, scale, width)
         self._windows = windows_of(plan.num_steps)
-        self._sums = SteeredReleases.zeros(len(chosen), int(chosen.sum()))
+        self._sums = SteeredReleases.zeros(*span.shape)
         self._done = 0
         self._rows: list[tuple[np.ndarray, np.ndarray]] = []
 
@@ -131,10 +146,8 @@ class Steering:
 
     def place(self) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
         """Centre and factor of the next probes; the prior's where the likelihood is constant."""
-        centre, factor = self._loc.copy(), np.diag(self._scale)
-        centre[self._informed] = self._belief.centre
-        factor[np.ix_(self._informed, self._informed)] = self._belief.factor
-        return centre, factor
+        factor, _ = self._directions.whole(self._belief.factor, self._scale)
+        return self._rest + self._directions.basis @ self._belief.centre, factor
 
     def releases(self) -> SteeredReleases:
         """The finished windows."""
@@ -143,8 +156,9 @@ class Steering:
             factor=belief.factor,
             curvature=belief.curvature,
             variance=belief.variance,
-            informed=self._informed.astype(float),
             width=np.array(self._width),
+            origin=self._directions.origin,
+            basis=self._directions.basis,
         )
 
     def progress(self) -> dict[str, np.ndarray]:
@@ -158,17 +172,19 @@ class Steering:
     def go_on(self, progress: Mapping[str, np.ndarray]) -> None:
         """Go on from the `progress` of a steering that was made alike."""
         self._done = int(progress["done"])
-        self._sums = SteeredReleases(*(progress[f"sums.{name}"] for name in self._sums._fields))
+        kept = {name: progress.get(f"sums.{name}") for name in self._sums._fields}
+        self._sums = self._sums._replace(**{k: v for k, v in kept.items() if v is not None})
         self._belief = Belief(*(progress[f"belief.{name}"] for name in self._belief._fields))
         has_rows = "points" in progress
         self._rows = [(progress["points"], progress["releases"])] if has_rows else []
 
     def _finish(self, window: Window, points: np.ndarray, releases: np.ndarray) -> None:
-        plan, dim = self._plan, len(self._informed)
+        plan, dim, known_dim = self._plan, *self._directions.basis.shape
+        _, rotation = self._directions.whole(self._belief.factor, self._scale)
+        turn = rotation[:known_dim].T
         share = plan.sampling_prob * math.sqrt(1 - COUNT_SHARE)
-        gradients = releases[:, :dim][:, self._informed] / share
-        known = (plan.noise_stddev / share) ** 2
-        found = measure(points[:, self._informed], gradients, known)
+        noise = (plan.noise_stddev / share) ** 2
+        found = measure(points @ turn, releases[:, :dim] @ turn / share, noise)
         unit = plan.sampling_prob * math.sqrt(COUNT_SHARE) * plan.clip_norm
         row = {
             "steps": found.steps,

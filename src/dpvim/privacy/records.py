@@ -29,9 +29,10 @@ _ELEMENTWISE = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
     bitcast_convert_type cbrt ceil clamp clz convert_element_type copy cos cosh digamma div eq erf
     erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac integer_pow is_finite le
-    lgamma log log1p logistic lt max min mul ne neg nextafter not or polygamma population_count pow
-    random_gamma_grad reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic
-    shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta
+    le_to lgamma log log1p logistic lt lt_to max min mul ne neg nextafter not or polygamma
+    population_count pow random_gamma_grad reduce_precision rem round rsqrt select_n shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
+    xor zeta
 """
 _INDEXING = """
     broadcast_in_dim concatenate dynamic_slice dynamic_update_slice empty2 expand_dims gather iota

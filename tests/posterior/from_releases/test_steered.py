@@ -140,6 +140,32 @@ def test_coordinates_without_information_have_their_prior():
     assert found.scale[0] < 0.2
 
 
+def test_directions_without_information_have_their_prior():
+    """The likelihood knows a sum and two coordinates; the other combination is independent."""
+    plan, sum_sd = plan_of(20.0), 0.02
+    span = np.array([[1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0]], float).T
+
+    def gradient(latents):
+        sums = (3.0 - latents[:, 0] - latents[:, 3]) / sum_sd**2
+        others = (OPTIMUM[1:3] - latents[:, 1:3]) / SD[1:3] ** 2
+        return np.column_stack([sums, others, sums])
+
+    steering = new_steering(span=span, plan=plan)
+    releases = run_to_the_end(steering, plan=plan, gradient=gradient)
+    assert releases.factor.shape == (3, 3)
+    found = closed_form(releases, plan, PRIOR).mixture
+    assert found.doubts == ()
+    together = np.array([1.0, 0, 0, 1.0])
+    assert found.loc @ together == pytest.approx(3.0, abs=0.1)
+    assert 0.9 < np.sqrt(together @ found.covariance @ together) / sum_sd < 2
+    # Given the sum each of the two is what independent Gaussians leave of it.
+    variance = SCALE**2
+    left = variance[0] * variance[3] / (variance[0] + variance[3])
+    np.testing.assert_allclose(found.scale[[0, 3]], np.sqrt(left), rtol=1e-3)
+    expected = 3.0 * variance[[0, 3]] / (variance[0] + variance[3])
+    np.testing.assert_allclose(found.loc[[0, 3]], expected, atol=0.1)
+
+
 def test_gradients_that_all_point_one_way_are_doubted():
     found, releases, plan = posterior_of(20.0)
     assert found.doubts == ()

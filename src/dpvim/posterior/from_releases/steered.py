@@ -82,7 +82,7 @@ def closed_form(
 ) -> ClosedForm:
     """Infer the posterior from the windows of a steered run, with Gaussians for a prior.
 
-    Coordinates that the likelihood does not depend on have their prior. `exact_prior` puts the
+    Directions that the likelihood does not depend on have their prior. `exact_prior` puts the
     model's own in its place.
 
     Args:
@@ -93,10 +93,10 @@ def closed_form(
         is_mixture: Whether the model's likelihood is a mixture, which may have several modes.
         seed: For the draws of curvatures: the same each time.
     """
-    informed = releases.informed > 0
+    directions = releases.directions
     clip = clip_shift(releases, plan)
     centre = releases.centre[-1]
-    prior_scale = prior.scale[informed]
+    prior_loc, prior_scale = directions.prior(prior.loc, prior.scale)
     drawn = _draw_curvatures(releases, np.random.default_rng(seed))
     narrow = releases.steps[-NUM_NARROW:]
     noise = np.average(releases.noise[-NUM_NARROW:], axis=0, weights=narrow).mean() / narrow.sum()
@@ -116,22 +116,33 @@ def closed_form(
     gradients = np.stack([_mean_gradient(releases, a) for a in curvatures])
     factor = releases.factor
     prior_precision = factor.T @ (factor / np.square(prior_scale)[:, None])
-    pull = factor.T @ ((prior.loc[informed] - centre) / np.square(prior_scale))
+    pull = factor.T @ ((prior_loc - centre) / np.square(prior_scale))
     weight = curvatures @ np.linalg.inv(curvatures + extra)
     covariance = np.linalg.inv(_symmetric(weight @ curvatures) + prior_precision)
     locs = np.einsum("kij,kj->ki", covariance, np.einsum("kij,kj->ki", weight, gradients) + pull)
     exact = np.linalg.inv(curvatures + prior_precision).mean(axis=0)
 
     roots = factor @ np.linalg.cholesky(_symmetric(covariance))
-    mixture = _with_uninformed(centre + locs @ factor.T, roots, prior, informed)
-    dim = len(informed)
+    unknown = directions.unknown(prior.scale)
+    dim, components = len(prior.loc), len(locs)
+    rest = directions.rest(prior.loc, prior.scale)
+    all_locs = rest + (centre + locs @ factor.T) @ directions.basis.T
+    all_roots = np.concatenate(
+        [directions.basis @ roots, np.tile(unknown, (components, 1, 1))], axis=2
+    )
     windows = Windows(
         np.full(dim, int(narrow.sum()) // snapshot_steps + 1), np.full(dim, not doubts.sentences)
     )
-    without_noise = np.diag(np.square(prior.scale))
-    without_noise[np.ix_(informed, informed)] = factor @ exact @ factor.T
+    whole = directions.basis @ factor
+    without_noise = whole @ exact @ whole.T + unknown @ unknown.T
     found = GaussianMixture(
-        *mixture, np.zeros(dim), windows, np.ones(dim), doubts.sentences, clip.share
+        all_locs,
+        all_roots,
+        np.zeros(dim),
+        windows,
+        np.ones(dim),
+        doubts.sentences,
+        clip.share,
     )
     added = np.maximum(0.0, np.square(found.scale) - np.diagonal(without_noise))
     return ClosedForm(found._replace(dp_scale=np.sqrt(added)), without_noise, doubts.are_grave)
@@ -170,22 +181,6 @@ def _mean_gradient(
     return np.average(
         releases.gradients_at_last(curvature), axis=0, weights=releases.steps[-NUM_NARROW:]
     )
-
-
-def _with_uninformed(
-    locs: Float[np.ndarray, "m k"],
-    roots: Float[np.ndarray, "m k k"],
-    prior: GaussianPrior,
-    informed: np.ndarray,
-) -> tuple[Float[np.ndarray, "m d"], Float[np.ndarray, "m d d"]]:
-    """Components with the prior of the coordinates that the likelihood does not depend on."""
-    components, dim = len(locs), len(informed)
-    all_locs = np.tile(prior.loc, (components, 1))
-    all_locs[:, informed] = locs
-    all_roots = np.tile(np.diag(prior.scale), (components, 1, 1))
-    all_roots[np.ix_(np.arange(components), informed, informed)] = roots
-    assert all_roots.shape == (components, dim, dim)
-    return all_locs, all_roots
 
 
 def _symmetric(matrices: Float[np.ndarray, "m d d"]) -> Float[np.ndarray, "m d d"]:

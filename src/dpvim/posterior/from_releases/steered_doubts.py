@@ -108,7 +108,7 @@ def doubts_of(
         curvature: In units of the last factor; positive definite.
         noise: Variance of the mean gradient of the narrow windows.
         clipped: Share of the records that were clipped in them.
-        prior_scale: Of the informed coordinates.
+        prior_scale: Of what the likelihood depends on.
         is_mixture: Whether the model's likelihood is a mixture.
     """
     spectrum, dim = Spectrum.of(releases), len(curvature)

@@ -1,0 +1,150 @@
+"""Directions of the latent that the log-likelihood depends on, found on made-up rows.
+
+Of an intercept and an effect for each level a likelihood knows the sums alone, of the scores of all
+classes the differences. No noise leaves such directions visible for what they are, so a steered run
+must not look for them.
+
+Gradients at rows of many kinds span what the likelihood depends on. Rows are made up, so the result
+is public. Integers that look up entries of tables stay within these: outside of them JAX's
+gradients are not those of any data. Where some coordinate is not reached by any made-up row (that
+of a knot far out, say), rows of the data may show another side, and all coordinates count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Jaxpr, Literal
+from jaxtyping import Array, Bool, Float
+
+from dpvim.privacy.records import inner_jaxprs
+from dpvim.types import Latent, Record, Scalar
+
+# Kinds of rows: of some all columns are alike, in others each column is of a kind of its own.
+_KINDS, _ROWS_OF_A_KIND = 24, 48
+# Places where gradients are taken.
+_PLACES = 3
+# Gradients that are far shorter than most of their kind are differences of what has cancelled.
+_USUAL = 0.75
+# A direction that gradients have less of than this, in parts of the one that they have most of, is
+# one of rounding errors.
+_LEAST = 1e-4
+# Integers that look up nothing are made up below this number.
+_SMALL_NUMBERS = 10
+
+
+def find_directions(
+    log_prob: Callable[[Latent, Record], Scalar],
+    gradients: Callable[[Latent, Record], Float[Array, "batch d"]],
+    used: Bool[np.ndarray, " d"],
+    rows: list[Any],
+) -> Float[np.ndarray, "d r"]:
+    """Find an orthogonal basis of what the log-likelihood depends on, in columns.
+
+    Args:
+        log_prob: ``(latent, row) ->`` the log-likelihood of one row.
+        gradients: ``(latent, rows) ->`` its gradients at each row.
+        used: Coordinates that the program of the log-likelihood makes any use of.
+        rows: Arrays of the shapes and types of the data; nothing else of them is used.
+
+    Returns:
+        The coordinates that are used, where all combinations of them matter.
+    """
+    latents = np.random.default_rng(1).normal(size=(_PLACES, len(used))).astype(np.float32)
+    row = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in rows]
+    program = jax.make_jaxpr(log_prob)(latents[0], row).jaxpr
+    made_up = _made_up(row, _table_lengths(program, len(rows)))
+    found = np.stack([np.asarray(gradients(latent, made_up), float) for latent in latents])
+    found = np.where(np.isfinite(found).all(axis=2, keepdims=True), found, 0.0)[..., used]
+    coordinates = np.eye(len(used))[:, used]
+    if not found.any(axis=(0, 1)).all():
+        return coordinates
+    size = np.sqrt(np.mean(np.square(found), axis=(0, 1)))
+    kinds = (found / size).reshape(len(latents) * _KINDS, _ROWS_OF_A_KIND, -1)
+    lengths = np.linalg.norm(kinds, axis=2, keepdims=True)
+    usual = np.quantile(lengths, _USUAL, axis=1, keepdims=True)
+    kinds = kinds / np.maximum(np.maximum(lengths, usual), np.finfo(np.float32).tiny)
+    _, values, vectors = np.linalg.svd(kinds.reshape(-1, kinds.shape[2]), full_matrices=False)
+    known = vectors[values > _LEAST * values[0]]
+    if len(known) == len(size):
+        return coordinates
+    return coordinates @ np.linalg.qr((known * size).T)[0]
+
+
+def _made_up(row: list[Any], table_lengths: list[int | None]) -> Record:
+    """Rows of all kinds."""
+    rng = np.random.default_rng(0)
+    floats: list[Callable[[tuple[int, ...]], np.ndarray]] = [
+        lambda size: rng.uniform(size=size),
+        lambda size: rng.normal(size=size),
+        lambda size: rng.integers(0, 2, size),
+        lambda size: 10 * rng.normal(size=size),
+        lambda size: 100 * rng.uniform(size=size),
+        lambda size: 10 ** rng.uniform(-3, 5, size),
+    ]
+    numbers: list[Callable[[tuple[int, ...]], np.ndarray]] = [
+        lambda size: rng.integers(0, 2, size),
+        lambda size: rng.integers(0, _SMALL_NUMBERS, size),
+    ]
+
+    def of_leaf(leaf: Any, length: int | None) -> Array:
+        size = (_ROWS_OF_A_KIND, *leaf.shape)
+        if length is not None:
+            return jnp.asarray(rng.integers(0, length, (_KINDS * size[0], *size[1:])), leaf.dtype)
+        kinds = floats if jnp.issubdtype(leaf.dtype, jnp.floating) else numbers
+        chosen = [*range(len(kinds)), *rng.integers(0, len(kinds), _KINDS - len(kinds))]
+        made = np.concatenate([kinds[kind](size) for kind in chosen])
+        return jnp.asarray(made.astype(leaf.dtype))
+
+    return [of_leaf(*each) for each in zip(row, table_lengths, strict=True)]
+
+
+def _table_lengths(program: Jaxpr, num_leaves: int) -> list[int | None]:
+    """Of each array of a record the length of the shortest table in which it is an index."""
+    lengths: list[int | None] = [None] * num_leaves
+    first = len(program.invars) - num_leaves
+    sources = {var: {i} for i, var in enumerate(program.invars[first:])}
+    for leaf, length in _lookups(program, sources):
+        lengths[leaf] = min(length, lengths[leaf] or length)
+    return lengths
+
+
+def _lookups(program: Jaxpr, sources: dict[Any, set[int]]) -> Iterator[tuple[int, int]]:
+    """Arrays of the record, and lengths of tables in which they are looked up.
+
+    Args:
+        program: A program.
+        sources: Arrays of the record that integers of the program are made of; grows.
+    """
+
+    def sources_of(atoms: Iterable[Any]) -> list[set[int]]:
+        return [set() if isinstance(a, Literal) else sources.get(a, set()) for a in atoms]
+
+    for equation in program.eqns:
+        given = sources_of(equation.invars)
+        for inner in inner_jaxprs(equation):
+            # Operands that are not the body's come first: the predicate of a choice, say.
+            within = dict(zip(inner.invars[::-1], given[::-1], strict=False))
+            yield from _lookups(inner, within)
+            results = [a for a in inner.outvars if not isinstance(a, Literal)]
+            given.append(set().union(*(within.get(a, set()) for a in results)))
+        axes: dict[int, set[int]] = {}
+        if equation.primitive.name == "gather":
+            numbers = equation.params["dimension_numbers"]
+            axes = dict.fromkeys(numbers.start_index_map, given[1])
+        elif equation.primitive.name == "dynamic_slice":
+            axes = dict(enumerate(given[1:]))
+        for axis, leaves in axes.items():
+            table, size = _aval(equation.invars[0]), equation.params["slice_sizes"][axis]
+            yield from ((leaf, table.shape[axis] - size + 1) for leaf in leaves)
+        for variable in equation.outvars:
+            if jnp.issubdtype(_aval(variable).dtype, jnp.integer):
+                sources[variable] = set().union(*given)
+
+
+def _aval(atom: Any) -> Any:
+    return atom.aval
