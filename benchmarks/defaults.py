@@ -55,8 +55,9 @@ def nuts(name: str, seed: int) -> np.ndarray:
     if path.exists():
         return np.load(path)
     args = data_of(name, seed)
-    if ALL_CASES[name].draws is not None:
-        return ALL_CASES[name].draws(*args)
+    draws = ALL_CASES[name].draws
+    if draws is not None:
+        return draws(*args)
     space = bridge(ALL_CASES[name].model, prepare(args, {})).space
     kernel = NUTS(ALL_CASES[name].model, init_strategy=init_to_median(num_samples=50))
     chain = MCMC(kernel, num_warmup=500, num_samples=600, progress_bar=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dpvim.inference.directions import Informed
 from dpvim.inference.steering import Steering
 from dpvim.inference.windows import windows_of
 from dpvim.privacy.norm_counts import COUNT_SHARE, NUM_NORM_BINS
@@ -36,7 +37,7 @@ PRECISION = np.linalg.inv(CORRELATION * np.outer(SD, SD))
 def new_steering(informed=None, plan=PLAN, span=None):
     informed = np.ones(4, bool) if informed is None else informed
     span = np.eye(4)[:, informed] if span is None else span
-    return Steering(plan, np.zeros(4), SCALE, span, width=6.0)
+    return Steering(plan, np.zeros(4), SCALE, Informed(span, span.shape[1]), width=6.0)
 
 
 def quadratic(latents):

@@ -263,10 +263,11 @@ def test_a_model_that_is_no_quadratic_says_so():
 
     x = np.random.default_rng(0).normal(size=3000)
     y = 2 * x + 0.3 * np.random.default_rng(1).normal(size=3000)
+    assert "act only together" in str(dpvim.plan(model, x, y, epsilon=8.0, delta=1e-5))
     fit = dpvim.fit(model, x, y, epsilon=8.0, delta=1e-5, seed=0)
     with pytest.warns(ConvergenceWarning, match="doubtful"):
         posterior = fit.posterior
-    assert posterior.doubts
+    assert "act only together" in posterior.doubts[0]
     assert len(posterior.not_converged) == 2
 
 

@@ -123,7 +123,7 @@ class PreparedFit:
     @property
     def num_informed(self) -> int:
         """Number of directions of the latent that the likelihood depends on."""
-        return self.bridged.informed().shape[1]
+        return self.bridged.informed().span.shape[1]
 
     @property
     def space(self) -> LatentSpace:

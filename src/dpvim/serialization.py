@@ -130,10 +130,14 @@ def _steered_releases(archive: archives.Archive) -> SteeredReleases | None:
     if name not in archive:
         return _optional(archive, _WINDOWS, SteeredReleases)
     known = archive.arrays([name])[name] > 0
-    fields = [field for field in SteeredReleases._fields if field not in ("origin", "basis")]
+    directions = {
+        "origin": np.zeros(len(known)),
+        "basis": np.eye(len(known))[:, known],
+        "at_a_place": np.array(float(known.sum())),
+    }
+    fields = [field for field in SteeredReleases._fields if field not in directions]
     arrays = archive.arrays(f"{_WINDOWS}.{field}" for field in fields)
-    coordinates = {"origin": np.zeros(len(known)), "basis": np.eye(len(known))[:, known]}
-    return SteeredReleases(**dict(zip(fields, arrays.values(), strict=True)), **coordinates)
+    return SteeredReleases(**dict(zip(fields, arrays.values(), strict=True)), **directions)
 
 
 def _family(meta: dict[str, Any], space: LatentSpace) -> Family:

@@ -96,7 +96,7 @@ def choose(requests: list[Request], bridged: BridgedModel, num_rows: int) -> lis
     for request in requests:
         given = request.options
         options = given.steered() if why_not is None else given.by_hand()
-        dim = bridged.informed().shape[1] if options.is_steered else bridged.problem.dim
+        dim = bridged.informed().span.shape[1] if options.is_steered else bridged.problem.dim
         plan = request.length.plan(num_rows, dim, options)
         chosen.append(Strategy(options, plan, prior, why_not))
     return chosen
@@ -134,6 +134,7 @@ class FitPlan:
         delta: As asked for.
         why_not_steered: Reason for an optimiser; None if the run follows its releases.
         is_mixture: Whether an observed site is a mixture: a steered fit of it is always doubted.
+        is_curved: Whether parameters act only together: then it is doubted, too.
     """
 
     plan: PrivacyPlan
@@ -144,6 +145,7 @@ class FitPlan:
     delta: float
     why_not_steered: str | None
     is_mixture: bool = False
+    is_curved: bool = False
 
     @property
     def epsilon(self) -> float:
@@ -186,6 +188,11 @@ class FitPlan:
                 rows["doubt"] = (
                     "the model is a mixture: its fit will be doubted, and half of the posterior "
                     "may be the prior"
+                )
+            if self.is_curved:
+                rows["doubt"] = (
+                    "parameters act only together (factors of a product, say): the fit will be "
+                    "doubted, and half of the posterior will be the prior"
                 )
         lines = [f"  {name:<10} {text}" for name, text in rows.items()]
         return "\n".join(["Plan of a fit", *lines])
@@ -264,6 +271,11 @@ def plan(model: Callable[..., Any], *data: Any, **options: Any) -> FitPlan:
     (strategy,) = choose([request], bridged, inputs.num_rows)
     assert isinstance(strategy.plan, PrivacyPlan)
     assert request.delta is not None
+    informed, is_curved = int(bridged.used.sum()), False
+    if strategy.why_not_steered is None:
+        found = bridged.informed()
+        informed = found.span.shape[1]
+        is_curved = found.at_a_place < informed
     strategy.plan.check_num_rows(inputs.num_rows)
     if isinstance(request.length, Budget) and request.length.ledger is not None:
         request.length.ledger.check_affordable(strategy.plan, delta=request.delta)
@@ -272,10 +284,9 @@ def plan(model: Callable[..., Any], *data: Any, **options: Any) -> FitPlan:
         variant=str(strategy.options.variant),
         family=strategy.options.family.name,
         parameters=bridged.problem.dim,
-        informed=bridged.informed().shape[1]
-        if strategy.why_not_steered is None
-        else int(bridged.used.sum()),
+        informed=informed,
         delta=request.delta,
         why_not_steered=strategy.why_not_steered,
         is_mixture=bridged.is_mixture,
+        is_curved=is_curved,
     )

@@ -95,13 +95,21 @@ def test_combinations_that_do_not_matter_are_found(name):
     sizes = [site.raw_size for site in bridged.space.sites]
     starts = np.cumsum([0, *sizes])
     by_name = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in order])
-    span = bridged.informed()[by_name]
+    span = bridged.informed().span[by_name]
     assert span.shape == (sum(sizes), sum(sizes) - len(unknown))
     np.testing.assert_allclose(span.T @ span, np.eye(span.shape[1]), atol=1e-5)
     np.testing.assert_allclose(np.array(unknown).reshape(-1, sum(sizes)) @ span, 0, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_that_act_only_together_are_found(name):
+    model, data, _ = CASES[name]
+    informed = bridge(model, prepare(data, {})).informed()
+    fewer = {"product": 1}.get(name, 0)
+    assert informed.at_a_place == informed.span.shape[1] - fewer
+
+
 def test_values_of_the_data_do_not_matter():
-    some = bridge(effects, prepare((LEVELS, LEVELS, NUMBERS), {})).informed()
+    some = bridge(effects, prepare((LEVELS, LEVELS, NUMBERS), {})).informed().span
     data = (LEVELS + 3, LEVELS + 2, NUMBERS + 1e6)
-    np.testing.assert_array_equal(some, bridge(effects, prepare(data, {})).informed())
+    np.testing.assert_array_equal(some, bridge(effects, prepare(data, {})).informed().span)

@@ -21,6 +21,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, Literal
 from jaxtyping import Array, Bool, Float
 
+from dpvim.inference.directions import Informed
 from dpvim.privacy.records import inner_jaxprs
 from dpvim.types import Latent, Record, Scalar
 
@@ -42,8 +43,8 @@ def find_directions(
     gradients: Callable[[Latent, Record], Float[Array, "batch d"]],
     used: Bool[np.ndarray, " d"],
     rows: list[Any],
-) -> Float[np.ndarray, "d r"]:
-    """Find an orthogonal basis of what the log-likelihood depends on, in columns.
+) -> Informed:
+    """Find what the log-likelihood depends on.
 
     Args:
         log_prob: ``(latent, row) ->`` the log-likelihood of one row.
@@ -52,7 +53,7 @@ def find_directions(
         rows: Arrays of the shapes and types of the data; nothing else of them is used.
 
     Returns:
-        The coordinates that are used, where all combinations of them matter.
+        For a span the coordinates that are used, where all combinations of them matter.
     """
     latents = np.random.default_rng(1).normal(size=(_PLACES, len(used))).astype(np.float32)
     row = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in rows]
@@ -62,17 +63,24 @@ def find_directions(
     found = np.where(np.isfinite(found).all(axis=2, keepdims=True), found, 0.0)[..., used]
     coordinates = np.eye(len(used))[:, used]
     if not found.any(axis=(0, 1)).all():
-        return coordinates
-    size = np.sqrt(np.mean(np.square(found), axis=(0, 1)))
+        return Informed(coordinates, coordinates.shape[1])
+    size = np.nanmedian(np.where(found == 0, np.nan, np.abs(found)), axis=(0, 1))
     kinds = (found / size).reshape(len(latents) * _KINDS, _ROWS_OF_A_KIND, -1)
     lengths = np.linalg.norm(kinds, axis=2, keepdims=True)
     usual = np.quantile(lengths, _USUAL, axis=1, keepdims=True)
     kinds = kinds / np.maximum(np.maximum(lengths, usual), np.finfo(np.float32).tiny)
-    _, values, vectors = np.linalg.svd(kinds.reshape(-1, kinds.shape[2]), full_matrices=False)
-    known = vectors[values > _LEAST * values[0]]
+    by_place = kinds.reshape(len(latents), -1, kinds.shape[2])
+    at_a_place = max(len(_spanned(gradients)) for gradients in by_place)
+    known = _spanned(by_place.reshape(-1, by_place.shape[2]))
     if len(known) == len(size):
-        return coordinates
-    return coordinates @ np.linalg.qr((known * size).T)[0]
+        return Informed(coordinates, at_a_place)
+    return Informed(coordinates @ np.linalg.qr((known * size).T)[0], at_a_place)
+
+
+def _spanned(gradients: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "r d"]:
+    """Unit vectors that span rows, up to rounding errors."""
+    _, values, vectors = np.linalg.svd(gradients, full_matrices=False)
+    return vectors[values > _LEAST * values[0]]
 
 
 def _made_up(row: list[Any], table_lengths: list[int | None]) -> Record:

@@ -31,6 +31,7 @@ from dpvim.bridge.made_up_rows import make_up_rows
 from dpvim.bridge.model_runner import Model, ModelRunner
 from dpvim.bridge.persons import log_prob_of_person
 from dpvim.bridge.structured import StructuredModel
+from dpvim.inference.directions import Informed
 from dpvim.inference.gradient import Problem
 from dpvim.privacy.clipping import ClippedSum, Likelihood
 from dpvim.privacy.persons import sum_within_persons
@@ -48,7 +49,7 @@ class BridgedModel(NamedTuple):
         problem: Its likelihood and prior as plain functions.
         by_record: The same with one gradient a record, also where the model brings a clipped sum.
         used: True for coordinates of the latent that the likelihood makes any use of.
-        informed: ``() ->`` directions that it depends on, in columns.
+        informed: ``() ->`` the directions that it depends on.
         on_made_up_row: Calls a model or guide with arguments like the data's, but made up.
         draw_prior: ``key -> latent``, a draw from the prior.
         several_modes: Sites that the model declares to have several modes, by an attribute of
@@ -62,7 +63,7 @@ class BridgedModel(NamedTuple):
     problem: Problem
     by_record: Problem
     used: Bool[np.ndarray, " d"]
-    informed: Callable[[], Float[np.ndarray, "d r"]]
+    informed: Callable[[], Informed]
     on_made_up_row: Callable[[Model], Any]
     draw_prior: Callable[[Array], Latent]
     several_modes: tuple[str, ...]
@@ -109,7 +110,7 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
 
     @functools.cache
     @single_precision
-    def informed() -> Float[np.ndarray, "d r"]:
+    def informed() -> Informed:
         by_row = jit_once(jax.vmap(jax.grad(log_prob_of_row), in_axes=(None, 0)))
         return find_directions(log_prob_of_row, by_row, used, inputs.rows)
 

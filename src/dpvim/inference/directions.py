@@ -16,7 +16,21 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+# Of products of unit vectors.
 _ROUNDING = 1e-6
+
+
+class Informed(NamedTuple):
+    """What gradients of a likelihood span.
+
+    Attributes:
+        span: An orthogonal basis of the directions of gradients anywhere, in columns.
+        at_a_place: Number of directions at any one place. If these are fewer, parameters act only
+            together (factors of a product), and the likelihood is constant along curves.
+    """
+
+    span: Float[np.ndarray, "d r"]
+    at_a_place: int
 
 
 class Directions(NamedTuple):

@@ -27,7 +27,7 @@ from jaxtyping import Float
 
 from dpvim.inference.belief import Belief, advance, measure
 from dpvim.inference.clip_relief import relief
-from dpvim.inference.directions import Directions
+from dpvim.inference.directions import Directions, Informed
 from dpvim.inference.windows import NUM_NARROW, NUM_WINDOWS, Window, windows_of
 from dpvim.privacy.norm_counts import COUNT_SHARE, NORM_BIN_ENDS, NUM_NORM_BINS
 from dpvim.privacy.plan import Plan
@@ -49,6 +49,7 @@ class SteeredReleases(NamedTuple):
         factor, curvature, variance: Of the last `Belief`.
         width: Width of wide probes.
         origin, basis: Those of the `Directions`.
+        at_a_place: Number of directions that the likelihood depends on at any one place.
     """
 
     steps: Float[np.ndarray, " windows"]
@@ -64,13 +65,14 @@ class SteeredReleases(NamedTuple):
     width: Float[np.ndarray, ""]
     origin: Float[np.ndarray, " d"]
     basis: Float[np.ndarray, "d r"]
+    at_a_place: Float[np.ndarray, ""]
 
     @classmethod
     def zeros(cls, dim: int, num_informed: int) -> SteeredReleases:
         """Arrays of the right shapes."""
         vector, square = (NUM_WINDOWS, num_informed), (num_informed, num_informed)
         shapes = (vector[:1], *(vector,) * 5, (NUM_WINDOWS, NUM_NORM_BINS), *(square,) * 3)
-        return cls(*(np.zeros(each) for each in (*shapes, (), (dim,), (dim, num_informed))))
+        return cls(*(np.zeros(each) for each in (*shapes, (), (dim,), (dim, num_informed), ())))
 
     @property
     def directions(self) -> Directions:
@@ -105,7 +107,7 @@ class Steering:
         plan: Plan,
         prior_loc: Float[np.ndarray, " d"],
         prior_scale: Float[np.ndarray, " d"],
-        span: Float[np.ndarray, "d r"],
+        informed: Informed,
         width: float,
     ) -> None:
         """A run from its beginning.
@@ -113,18 +115,19 @@ class Steering:
         Args:
             plan: The plan of the run.
             prior_loc, prior_scale: The prior, or where the run begins and how far it looks.
-            span: Directions that the likelihood depends on, in columns.
+            informed: What the likelihood depends on.
             width: Width of wide probes.
         """
         self._plan, self._width = plan, width
         loc, self._scale = np.asarray(prior_loc, float), np.asarray(prior_scale, float)
-        self._directions = Directions.of(span, loc, self._scale)
+        self._directions = Directions.of(informed.span, loc, self._scale)
         self._rest = self._directions.rest(loc, self._scale)
         loc, scale = self._directions.prior(loc, self._scale)
         self._prior = {"prior_loc": loc, "prior_scale": scale}
         self._belief = Belief.from_prior(loc, scale, width)
         self._windows = windows_of(plan.num_steps)
-        self._sums = SteeredReleases.zeros(*span.shape)
+        self._informed = informed
+        self._sums = SteeredReleases.zeros(*informed.span.shape)
         self._done = 0
         self._rows: list[tuple[np.ndarray, np.ndarray]] = []
 
@@ -159,6 +162,7 @@ class Steering:
             width=np.array(self._width),
             origin=self._directions.origin,
             basis=self._directions.basis,
+            at_a_place=np.array(float(self._informed.at_a_place)),
         )
 
     def progress(self) -> dict[str, np.ndarray]:

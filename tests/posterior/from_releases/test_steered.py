@@ -166,6 +166,22 @@ def test_directions_without_information_have_their_prior():
     np.testing.assert_allclose(found.loc[[0, 3]], expected, atol=0.1)
 
 
+def test_parameters_that_act_only_together_are_gravely_doubted():
+    found, releases, plan = posterior_of(20.0)
+    assert found.doubts == ()
+    curved = closed_form(releases._replace(at_a_place=np.array(3.0)), plan, PRIOR)
+    assert "act only together" in curved.mixture.doubts[0]
+    assert curved.is_gravely_doubted
+
+
+def test_noise_that_would_hide_what_the_data_hardly_tell_is_a_doubt():
+    _, releases, plan = posterior_of(20.0)
+    for variance, is_doubted in ((0.3, False), (0.5, True)):
+        loud = releases._replace(variance=np.full((4, 4), variance))
+        doubts = closed_form(loud, plan, PRIOR).mixture.doubts
+        assert any("hardly told" in doubt for doubt in doubts) == is_doubted
+
+
 def test_gradients_that_all_point_one_way_are_doubted():
     found, releases, plan = posterior_of(20.0)
     assert found.doubts == ()

@@ -32,6 +32,10 @@ _STILL_MOVING, _MATTERS = 0.05, 0.5
 _UNEXPLAINED = ((0.5, 3.0), (5.0, 2.3))
 _NEGATIVE_ERRORS = 4.0
 _MAX_CURVATURE_ERROR, _MAX_NOISE = 0.8, 1.7
+# Noise turns eigenvectors of the curvature, and moves its eigenvalues by up to twice the error of
+# an entry times the root of their number. Where that is more than 2.5 times a usual one, a
+# direction that the data hardly tell looks like any other.
+_MAX_SPREAD = 1.25
 _MAX_CLIPPED = 0.25
 # Combinations of parameters along which the data have less than so many times the information of
 # the prior, and the share of all that makes a doubt.
@@ -130,11 +134,13 @@ def doubts_of(
             "way, and its curvature there is smaller than it was taken for. Take more records or a "
             "larger epsilon, or start closer to the answer (init_params=, from public knowledge)."
         )
-    if np.median(spectrum.errors) > _MAX_CURVATURE_ERROR or noise > _MAX_NOISE**2:
+    spread = np.sqrt(dim * np.median(releases.variance))
+    is_blind = np.median(spectrum.errors) > _MAX_CURVATURE_ERROR or spread > _MAX_SPREAD
+    if is_blind or noise > _MAX_NOISE**2:
         mild.append(
-            "the noise would hide it if the log-likelihood were far from a quadratic: there is too "
-            "little information for so many parameters. Take more records, a larger epsilon or "
-            "fewer parameters."
+            "the noise would hide it if the log-likelihood were far from a quadratic, or if the "
+            "data hardly told some combinations of parameters: there is too little information "
+            "for so many parameters. Take more records, a larger epsilon or fewer parameters."
         )
     if relief(releases.counts, releases.steps, plan, dim) > 1:
         mild.append(
@@ -147,6 +153,13 @@ def doubts_of(
         mild.append(_MIXTURE)
 
     grave: list[str] = []
+    if releases.at_a_place < dim:
+        grave.append(
+            f"parameters act only together (factors of a product, or effects times their spread): "
+            f"at any place the data can tell {releases.at_a_place:.0f} combinations of {dim}, and "
+            "elsewhere others, so the log-likelihood is no quadratic. Write the model in "
+            "parameters that the data can tell: one for a product, effects that are centred."
+        )
     untold = _untold(releases, curvature, prior_scale)
     if untold > _MAX_UNTOLD * dim:
         # Components that have merged look like this, and then the run is lost. Elsewhere it may be
