@@ -76,6 +76,8 @@ class Directions(NamedTuple):
         self, loc: Float[np.ndarray, " d"], scale: Float[np.ndarray, " d"]
     ) -> tuple[Float[np.ndarray, " r"], Float[np.ndarray, " r"]]:
         """Middle and scales of z a priori."""
+        if np.count_nonzero(self.basis) == self.basis.shape[1]:  # the same to the last bit
+            return self.basis.T @ (loc - self.origin), self.basis.T @ scale
         in_units = self.basis / scale[:, None]
         precision = np.square(in_units).sum(axis=0)
         return in_units.T @ ((loc - self.origin) / scale) / precision, 1 / np.sqrt(precision)

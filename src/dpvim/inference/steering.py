@@ -188,7 +188,9 @@ class Steering:
         turn = rotation[:known_dim].T
         share = plan.sampling_prob * math.sqrt(1 - COUNT_SHARE)
         noise = (plan.noise_stddev / share) ** 2
-        found = measure(points @ turn, releases[:, :dim] @ turn / share, noise)
+        # Columns are one after the other in the memory, since all sums are over steps.
+        turned = [np.asfortranarray(rows @ turn) for rows in (points, releases[:, :dim])]
+        found = measure(turned[0], turned[1] / share, noise)
         unit = plan.sampling_prob * math.sqrt(COUNT_SHARE) * plan.clip_norm
         row = {
             "steps": found.steps,
