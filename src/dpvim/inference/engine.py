@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from dpvim._compile import jit_on_one_thread, jit_once, single_precision
+from dpvim._compile import jit_on_one_thread, jit_once, jit_widely, single_precision
 from dpvim.inference.blocks import Blocks
 from dpvim.inference.families import Family, Params
 from dpvim.inference.gradient import PrivateGradient, Problem, make_private_gradient
@@ -145,7 +145,7 @@ def make_engine(
         return filled_up(data, sharing.shard, microbatch_size(plan, problem.dim))
 
     run_chunk = functools.partial(_run_chunk, step, family, variant)
-    jit = jit_on_one_thread if _numbers_a_step(plan, family) <= SMALL_STEP else jax.jit
+    jit = jit_on_one_thread if _numbers_a_step(plan, family) <= SMALL_STEP else jit_widely
     return Engine(
         family,
         variant,

@@ -205,7 +205,7 @@ def run_many(
     return [
         Run(
             _at(states, i),
-            Trace(np.asarray(steps), _at(seen, i)),
+            Trace(np.asarray(steps), jax.tree.map(np.copy, _at(seen, i))),
             *observers[i].total(),
         )
         for i in range(len(sources))
