@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).parent / "results" / "speed.csv"
 LEVELS = (8, 2, 5, 5, 7, 22)
 COMPONENTS = 16
+STEPS_AT_A_TIME = 32
 
 
 class Work(NamedTuple):
@@ -324,6 +325,16 @@ def microseconds(run: Callable[[int], Any], seconds: float) -> Callable[[], floa
     return measure
 
 
+def in_parts(draw: Callable[[int], Any]) -> Callable[[int], None]:
+    """As runs draw: not so many steps at a time that memory is asked of the system anew."""
+
+    def draw_in_parts(count: int) -> None:
+        for first in range(0, count, STEPS_AT_A_TIME):
+            draw(min(STEPS_AT_A_TIME, count - first))
+
+    return draw_in_parts
+
+
 def machine() -> tuple[float, float]:
     """Bytes a second of a copy in memory, and operations a second of a matrix product."""
     source = np.ones(2**24, np.float32)  # 64 MB, twice the largest cache here
@@ -367,7 +378,7 @@ def measured(work: Work, rounds: int, seconds: float, limits: tuple[float, float
         "gather_us": microseconds(ours.gather, seconds / 4),
         "release_us": microseconds(ours.release, seconds / 2),
         "sampling_us": microseconds(sampler.draw, seconds / 4),
-        "noise_us": microseconds(noise.draw, seconds / 4),
+        "noise_us": microseconds(in_parts(noise.draw), seconds / 4),
     }
     rows = [{name: timer() for name, timer in timers.items()} for _ in range(rounds)]
     best = {name: min(row[name] for row in rows) for name in timers}
