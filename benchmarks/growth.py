@@ -2,6 +2,7 @@
 
     python benchmarks/growth.py     # benchmarks/results/growth.csv, growth.png; about 15 minutes
     python benchmarks/growth.py --only components columns    # in place of those rows of the table
+    python benchmarks/growth.py --only    # the picture alone
 
 Logistic regression by the general path (a gradient for each record), aligned; for `components` the
 ready-made mixture on the columns of `benchmarks/speed.py`, aligned. Every point is measured in a
