@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import numpy as np
 import pytest
 
 from dpvim.privacy.plan import PrivacyPlan
@@ -41,3 +42,14 @@ def test_membership_truncation_and_noise_have_streams_of_their_own():
 
     source_of(Spy(1))
     assert sorted(asked) == ["membership", "noise", "truncation"]
+
+
+def test_room_for_more_steps_does_not_change_what_is_drawn():
+    """A step without its noise would be a release without privacy."""
+    for drawn, padded in zip(
+        source_of(SecretStreams(1)).draw(5, 5), source_of(SecretStreams(1)).draw(5, 8), strict=True
+    ):
+        np.testing.assert_array_equal(padded[:5], drawn)
+        assert padded.shape[0] == 8
+        assert not padded[5:].any()
+        assert drawn.any(axis=1).all()

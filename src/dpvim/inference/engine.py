@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from dpvim._compile import jit_on_one_thread, jit_once, single_precision
+from dpvim._compile import jit_on_one_thread, jit_once, jit_widely, single_precision
 from dpvim.inference.blocks import Blocks
 from dpvim.inference.families import Family, Params
 from dpvim.inference.gradient import PrivateGradient, Problem, make_private_gradient
@@ -145,7 +145,7 @@ def make_engine(
         return filled_up(data, sharing.shard, microbatch_size(plan, problem.dim))
 
     run_chunk = functools.partial(_run_chunk, step, family, variant)
-    jit = jit_on_one_thread if _numbers_a_step(plan, family) <= SMALL_STEP else jax.jit
+    jit = jit_on_one_thread if _numbers_a_step(plan, family) <= SMALL_STEP else jit_widely
     return Engine(
         family,
         variant,
@@ -189,23 +189,30 @@ def _run_chunk(
     """
     etas = _etas(family, state, bounds[-1], noise.shape[0])
 
+    def put(buffers: Any, new: Any, i: Int[Array, ""]) -> Any:
+        update = jax.lax.dynamic_update_index_in_dim  # in place; a scatter would not be
+        return jax.tree.map(lambda buffer, leaf: update(buffer, leaf, i, 0), buffers, new)
+
     def one_step(i: Int[Array, ""], carried: tuple[State, Any]) -> tuple[State, Any]:
         state, kept = carried
         state, info = step(state, etas[i], data, rows[i], noise[i])
-        if kept is not None:
-            put = jax.lax.dynamic_update_index_in_dim  # in place; a scatter would not be
-            kept = jax.tree.map(lambda buffer, new: put(buffer, new, i, 0), kept, info)
-        return state, kept
+        return state, None if kept is None else put(kept, info, i)
 
-    def one_segment(carried: tuple[State, Any], ends: Any) -> tuple[tuple[State, Any], Params]:
-        carried = jax.lax.fori_loop(ends[0], ends[1], one_step, carried)
-        return carried, carried[0].params
+    def one_segment(i: Int[Array, ""], carried: tuple[State, Any, Params]) -> Any:
+        state, kept, seen = carried
+        state, kept = jax.lax.fori_loop(bounds[i], bounds[i + 1], one_step, (state, kept))
+        return state, kept, put(seen, state.params, i)
 
     kept = None
     if variant.releases_gradient or variant.whitens:
         size = family.base_size if variant.whitens else family.dim
         kept = Info(*(jnp.zeros((noise.shape[0], n)) for n in (size, variant.num_released)))
-    (state, kept), seen = jax.lax.scan(one_segment, (state, kept), (bounds[:-1], bounds[1:]))
+    seen = jax.tree.map(
+        lambda leaf: jnp.zeros((len(bounds) - 1, *leaf.shape), leaf.dtype), state.params
+    )
+    # A chunk that is not full does not wait for snapshots that nobody takes.
+    segments = jnp.sum(bounds[1:] > bounds[:-1])
+    state, kept, seen = jax.lax.fori_loop(0, segments, one_segment, (state, kept, seen))
     return state, seen, kept
 
 

@@ -33,8 +33,10 @@ from dpvim.types import BudgetExceededError, Record
 # A chunk is as long as takes about this long to run: short enough for Ctrl-C and the progress
 # bar, long enough that the way to and from Python does not show.
 _CHUNK_SECONDS = 0.5
-_CHUNK_BYTES = 64 * 2**20
-_LONGEST_CHUNK = 4096
+# Memory of a chunk is asked of the system anew if it is much larger than the caches; filling such
+# memory took longer than short runs of wide families.
+_CHUNK_BYTES = 8 * 2**20
+_LONGEST_CHUNK = 2048
 _FIRST_CHUNK = 16
 # Vectorised runs are so many.
 _MOST_RUNS_TOGETHER = 16
@@ -106,13 +108,15 @@ def run(
             return _Drawn(rows, noise, position, data)
         return _Drawn(reader.places(rows), noise, position, reader.read(rows, length))
 
-    def keep(state: State, trace: Trace, position: Mapping[str, np.ndarray]) -> None:
-        keeper.keep(Progress(state, trace, observer.progress(), position))
+    def keep(
+        state: State, steps: list[int], seen: Params, position: Mapping[str, np.ndarray]
+    ) -> None:
+        keeper.keep(Progress(state, Trace(np.asarray(steps), seen), observer.progress(), position))
 
     def observe(state: State, first: int, length: int, released: Info | None) -> State:
         return state._replace(params=observer.add(state.params, first, length, released))
 
-    state, steps, snapshots = _loop(
+    state, steps, seen = _loop(
         engine.run_chunk if sharing is None else sharing.chunk(engine.run_chunk),
         draw,
         state if before is None else before.state,
@@ -127,7 +131,7 @@ def run(
         keep=None if keeper is NOBODY else keep,
         agreed=agreed,
     )
-    return Run(state, Trace.stack(steps, snapshots), *observer.total())
+    return Run(state, Trace(np.asarray(steps), seen), *observer.total())
 
 
 @single_precision
@@ -182,7 +186,7 @@ def run_many(
             return states
         return states._replace(params=jax.tree.map(lambda *leaves: np.stack(leaves), *params))
 
-    states, steps, snapshots = _loop(
+    states, steps, seen = _loop(
         lambda state, data, rows, noise, bounds: run_chunks(state, data, rows, noise, bounds),
         draw,
         states,
@@ -201,7 +205,7 @@ def run_many(
     return [
         Run(
             _at(states, i),
-            Trace.stack(steps, [_at(snapshot, i) for snapshot in snapshots]),
+            Trace(np.asarray(steps), jax.tree.map(np.copy, _at(seen, i))),
             *observers[i].total(),
         )
         for i in range(len(sources))
@@ -302,25 +306,26 @@ def _loop(
     axis: int = 0,
     before: Trace | None = None,
     is_due: Callable[[], bool] = NOBODY.is_due,
-    keep: Callable[[State, Trace, Mapping[str, np.ndarray]], None] | None = None,
+    keep: Callable[[State, list[int], Params, Mapping[str, np.ndarray]], None] | None = None,
     agreed: Callable[[float], float] = float,
-) -> tuple[State, list[int], list[Params]]:
+) -> tuple[State, list[int], Params]:
     """Chunk after chunk until the span is done or the monitor says stop.
 
-    Returns the last state, the numbers of the steps with a snapshot, and the snapshots in pieces,
-    which have their snapshots along `axis`. `observe` sees the releases of every chunk and returns
+    Returns the last state, the numbers of the steps with a snapshot, and the snapshots along
+    `axis`. `observe` sees the releases of every chunk and returns
     the state to go on with; no chunk has more than `steps_left` steps. With `before`, the trace of
     steps that were taken before, the state is the one after them. `keep` gets the progress when it
     `is_due`, and at the end. How long a chunk took is what all processes have `agreed` on.
     """
     first, num_steps = span
 
-    def one_snapshot(params: Params) -> Params:
-        return jax.tree.map(lambda leaf: np.expand_dims(np.asarray(leaf), axis), params)
-
-    steps, snapshots, done = [first], [one_snapshot(state.params)], 0
-    if before is not None:
-        steps, snapshots, done = before.steps.tolist(), [before.params], int(state.step) - first
+    _, is_snapshot = _segments(first, num_steps, trace_every, first + num_steps)
+    snapshots, done = _Snapshots(state.params, 1 + sum(is_snapshot), axis), 0
+    if before is None:
+        snapshots.add_one(first, state.params)
+    else:
+        snapshots.add(before.steps.tolist(), before.params)
+        done = int(state.step) - first
         monitor.advance(done)
     pace = _Pace(capacity)
 
@@ -346,23 +351,53 @@ def _loop(
             )
             pace.record(this_length, agreed(time.perf_counter() - began))
             done += this_length
-            kept = np.flatnonzero(is_snapshot)
-            steps += [ends[i] for i in kept]
-            snapshots.append(
-                jax.tree.map(lambda leaf, at=kept: np.take(np.asarray(leaf), at, axis), seen)
-            )
+            snapshots.add([end for end, kept in zip(ends, is_snapshot, strict=True) if kept], seen)
             state = observe(state, start, this_length, released)
             monitor.advance(this_length)
             is_over = done == num_steps
             if keep is not None and (is_over or monitor.stopped() or is_due()):
-                snapshots = [Trace.stack(steps, snapshots).params]
                 # At the end nothing secret is left to go on with.
                 position = {} if is_over else drawn.position
-                keep(state, Trace(np.asarray(steps), snapshots[0]), position)
-    if steps[-1] != first + done:  # interrupted between two snapshots
-        steps.append(first + done)
-        snapshots.append(one_snapshot(state.params))
-    return state, steps, snapshots
+                keep(state, snapshots.steps, snapshots.params(), position)
+    if snapshots.steps[-1] != first + done:  # interrupted between two snapshots
+        snapshots.add_one(first + done, state.params)
+    return state, snapshots.steps, snapshots.params()
+
+
+class _Snapshots:
+    """Room for all snapshots of a run, along an axis of the parameters.
+
+    They are copied once: out of the memory of a chunk, which the next one uses again.
+    """
+
+    def __init__(self, params: Params, most: int, axis: int) -> None:
+        self.steps: list[int] = []
+        self._axis = axis
+        self._room = jax.tree.map(
+            lambda leaf: np.empty((*leaf.shape[:axis], most, *leaf.shape[axis:]), leaf.dtype),
+            params,
+        )
+
+    def add_one(self, step: int, params: Params) -> None:
+        """Add the parameters after a step."""
+        self.add([step], jax.tree.map(lambda leaf: np.expand_dims(leaf, self._axis), params))
+
+    def add(self, steps: list[int], params: Params) -> None:
+        """Add the snapshots after these steps; there may be others behind them."""
+        before = len(self.steps)
+        self.steps += steps
+        to = jax.tree.leaves(self._between(self._room, before, len(self.steps)))
+        taken = jax.tree.leaves(self._between(jax.tree.map(np.asarray, params), 0, len(steps)))
+        for room, leaf in zip(to, taken, strict=True):
+            room[...] = leaf
+
+    def params(self) -> Params:
+        """Those that were added."""
+        return self._between(self._room, 0, len(self.steps))
+
+    def _between(self, params: Params, first: int, end: int) -> Params:
+        where = (*(slice(None) for _ in range(self._axis)), slice(first, end))
+        return jax.tree.map(lambda leaf: leaf[where], params)
 
 
 def runs_per_program(engine: Engine) -> int:

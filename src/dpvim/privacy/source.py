@@ -64,10 +64,7 @@ class BatchNoiseSource:
             )
         with self._lock:
             drawn = (self._rows(num_steps), self._noise.draw(num_steps))
-        if num_steps == capacity:  # as most chunks are; nothing is copied
-            return drawn
-        more = [(0, capacity - num_steps), (0, 0)]
-        return np.pad(drawn[0], more), np.pad(drawn[1], more)
+        return _padded(drawn[0], capacity), _padded(drawn[1], capacity)
 
     def _rows(self, num_steps: int) -> np.ndarray:
         if self._takes_all:  # every row, every step: no row numbers are needed
@@ -88,3 +85,12 @@ class BatchNoiseSource:
 
     def __reduce__(self) -> Any:
         raise TypeError("a source of noise is not copied or stored: noise would be used twice.")
+
+
+def _padded(drawn: np.ndarray, capacity: int) -> np.ndarray:
+    """With zeros after the last step. Memory that nobody has written to takes no time."""
+    if len(drawn) == capacity:  # as most chunks are; nothing is copied
+        return drawn
+    padded = np.zeros((capacity, *drawn.shape[1:]), drawn.dtype)
+    padded[: len(drawn)] = drawn
+    return padded
