@@ -49,7 +49,7 @@ def test_split_counts_have_independent_noise_of_known_size(counts):
         released[at] += rng.normal(0, 10, (20, 20))
         for kept, part in zip(
             (first, second),
-            split_noise(counts._replace(pairs=released), rng, ratio=0.5),
+            split_noise(counts._replace(pairs=released), rng, ratio=0.5)[0],
             strict=True,
         ):
             kept.append(part.pairs[at] - 100)
