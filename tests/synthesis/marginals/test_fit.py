@@ -70,8 +70,11 @@ def test_a_damaged_file_is_refused(counted, tmp_path):
         Twin.load(tmp_path / "twin")
 
 
-def _with_a_couple(counted: Twin, couple: tuple[int, int], shape: tuple[int, int]) -> Twin:
-    together = (np.linspace(-1, 1, shape[0] * shape[1], dtype=np.float32).reshape(shape),)
+def _with_a_couple(
+    counted: Twin, couple: tuple[int, int], shape: tuple[int, int], largest: float = 1.0
+) -> Twin:
+    odds = np.linspace(-largest, largest, shape[0] * shape[1], dtype=np.float32)
+    together = (odds.reshape(shape),)
     traits = counted.fit.traits
     best, wide = (each._replace(together=together) for each in (traits.best, traits.wide))
     traits = traits._replace(couples=(couple,), best=best, wide=wide)
@@ -90,12 +93,14 @@ def test_a_saved_twin_keeps_its_couples(counted, tmp_path):
     assert not again.closest(200, seed=5).equals(counted.closest(200, seed=5))
 
 
-@pytest.mark.parametrize("couple", [(2, 0), (0, 99), (0, 1)])
-def test_couples_that_are_none_are_refused(counted, tmp_path, couple):
+@pytest.mark.parametrize(
+    ("couple", "largest"),
+    [((2, 0), 1), ((0, 99), 1), ((0, 1), 1), ((0, 2), 1e30), ((0, 2), np.nan)],
+)
+def test_couples_that_are_none_are_refused(counted, tmp_path, couple, largest):
     sizes = counted.fit.releases.counts.sizes
-    _with_a_couple(counted, couple, (sizes[0], sizes[2])).save(
-        tmp_path / "twin", not_for_release=True
-    )
+    twin = _with_a_couple(counted, couple, (sizes[0], sizes[2]), largest)
+    twin.save(tmp_path / "twin", not_for_release=True)
     with pytest.raises(dpvim.FileError, match="traits that are none"):
         Twin.load(tmp_path / "twin")
 

@@ -39,6 +39,7 @@ from dpvim.synthesis.marginals.pair_counts import unexplained_shares
 from dpvim.synthesis.marginals.release import Design, Releases, codes_of, design, release
 from dpvim.synthesis.marginals.tilting import tilt
 from dpvim.synthesis.marginals.traits import (
+    MOST_LOG_ODDS,
     NUM_FITS,
     FittedTraits,
     Loadings,
@@ -399,6 +400,7 @@ def _check_traits(traits: FittedTraits, sizes: list[int]) -> None:
     for each in (traits.best, traits.wide):
         ok = ok and each.base.shape == (size,) and each.slopes.shape == (shape[0], size)
         ok = ok and [odds.shape for odds in each.together] == wanted
+        ok = ok and all((np.abs(odds) <= MOST_LOG_ODDS).all() for odds in each.together)
         arrays = (each.base, each.slopes, *each.together)
         ok = ok and all(array.dtype == np.float32 and np.isfinite(array).all() for array in arrays)
     scales = traits.scales

@@ -84,6 +84,8 @@ _COLUMN_ROUNDS, _SMALLEST_FACTOR, _LARGEST_FACTOR = 3, 0.4, 3.0
 # half, and so on for so many rounds. Log-odds of cells that stand out from the noise have this
 # standard deviation under the prior.
 _MISFIT_ERRORS, _COUPLE_ROUNDS, _TOGETHER_SCALE = 4.0, 3, 3.0
+# They are not larger than this, so sums of odds and probabilities are neither zero nor infinite.
+MOST_LOG_ODDS = 40.0
 # How counts are split to choose among them: the second set has four times the noise of the first.
 _SPLIT_RATIO = 0.5
 # Steps and learning rates of fits from afar, and from nearby.
@@ -380,7 +382,8 @@ def _nearest(
     )
     slopes = np.asarray(found.slopes) @ factor
     together = tuple(
-        np.asarray(o) * spread for o, spread in zip(found.together, spreads, strict=True)
+        np.clip(np.asarray(o) * spread, -MOST_LOG_ODDS, MOST_LOG_ODDS)
+        for o, spread in zip(found.together, spreads, strict=True)
     )
     return Loadings(np.asarray(found.base), *_in_single((slopes, together)))
 
@@ -414,9 +417,8 @@ def _minimise(
         columns = [jax.nn.softmax(each, axis=1) for each in logits]
         joint = {}
         for (a, b), spread, each in zip(couples, spreads, loadings.together, strict=True):
-            columns[a], columns[b], joint[a, b] = coupled(
-                columns[a], columns[b], jnp.exp(spread * each)
-            )
+            odds = jnp.exp(jnp.clip(spread * each, -MOST_LOG_ODDS, MOST_LOG_ODDS))
+            columns[a], columns[b], joint[a, b] = coupled(columns[a], columns[b], odds)
         probs = jnp.concatenate(columns, axis=1)
         weighted = total / len(traits) * probs
         pairs = weighted.T @ probs
