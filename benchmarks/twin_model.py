@@ -12,7 +12,8 @@ itself, no rows drawn (of at most 100 triples). Models:
     mixture       components that are free: weights and probabilities of their own, 60 of them
     traits        latent traits, one scale of the prior for all columns, cells alike in no way
     columns       ... with a scale for each column
-    neighbours    ... and neighbouring cells of ordered columns alike: what dpvim does
+    neighbours    ... and neighbouring cells of ordered columns alike
+    couples       ... and couples of columns that traits do not explain: what dpvim does
     wide          the fit that draws of the posterior begin at
 """
 
@@ -111,17 +112,22 @@ def models(counts: PairCounts, ordered: list[int]) -> Iterator[tuple[str, Mixtur
     yield "mixture", free_mixture(counts, 60), time.process_time() - began
     changes: dict[str, Any]
     for name, changes in (
-        ("traits", {"_LIKENESS": 0.0, "_COLUMN_ROUNDS": 0}),
-        ("columns", {"_LIKENESS": 0.0}),
-        ("neighbours", {}),
+        ("traits", {"_LIKENESS": 0.0, "_COLUMN_ROUNDS": 0, "_COUPLE_ROUNDS": 0}),
+        ("columns", {"_LIKENESS": 0.0, "_COUPLE_ROUNDS": 0}),
+        ("neighbours", {"_COUPLE_ROUNDS": 0}),
+        ("couples", {}),
     ):
         began = time.process_time()
         with mock.patch.dict(vars(traits), changes):
             factor = traits.prior_factor(counts, in_order)
             fitted = traits.fit_traits(counts, factor, seed=0)
         seconds = time.process_time() - began
-        yield name, traits.mixture_of(fitted.best, fitted.num_points, counts.sizes), seconds
-    yield "wide", traits.mixture_of(fitted.wide, fitted.num_points, counts.sizes), seconds
+        yield name, _mixture(fitted, fitted.best, counts), seconds
+    yield "wide", _mixture(fitted, fitted.wide, counts), seconds
+
+
+def _mixture(fitted: traits.FittedTraits, loadings: traits.Loadings, counts: PairCounts) -> Mixture:
+    return traits.mixture_of(loadings, fitted.num_points, counts.sizes, fitted.couples)
 
 
 def free_mixture(counts: PairCounts, num_components: int) -> Mixture:
@@ -166,7 +172,18 @@ def distance(mixture: Mixture, codes: np.ndarray, columns: tuple[int, ...]) -> f
     joint = mixture.weights[:, None]
     for column in columns:
         joint = (joint[:, :, None] * mixture.probs[column][:, None, :]).reshape(len(joint), -1)
-    return float(np.abs(joint.sum(axis=0) - observed).sum() / 2)
+    joint = joint.reshape(-1, *shape)
+    for first, second, odds, alone in mixture.couples:
+        if {first, second} <= set(columns):
+            # Instead of the product of the two columns' probabilities.
+            given = (odds / (alone @ odds.T)[:, :, None]) * alone[:, None, :]
+            ratio = given / np.maximum(mixture.probs[second], 1e-300)[:, None, :]
+            place = [len(ratio)] + [
+                size if column in (first, second) else 1
+                for column, size in zip(columns, shape, strict=True)
+            ]
+            joint = joint * ratio.reshape(place)
+    return float(np.abs(joint.sum(axis=0).ravel() - observed).sum() / 2)
 
 
 def main() -> None:

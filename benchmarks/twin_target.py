@@ -291,7 +291,7 @@ def table_of(
 
 
 def conditional(mixture: Mixture, cells: np.ndarray, column: int) -> np.ndarray:
-    """Probabilities of the cells of one column, given those of all others."""
+    """Probabilities of the cells of one column, given those of all others, couples left aside."""
     logs = [np.log(np.maximum(each, 1e-30)).T.astype(np.float32) for each in mixture.probs]
     found = []
     for piece in np.array_split(cells, max(1, len(cells) // PIECE)):

@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 import dpvim
+from dpvim import archives
 from dpvim.privacy.counts import CountMechanism
 from dpvim.privacy.plan import PrivacyPlan
 from dpvim.privacy.randomness import SecretStreams
@@ -67,6 +68,53 @@ def test_a_damaged_file_is_refused(counted, tmp_path):
     dataclasses.replace(counted, fit=damaged).save(tmp_path / "twin", not_for_release=True)
     with pytest.raises(dpvim.FileError, match="traits that are none"):
         Twin.load(tmp_path / "twin")
+
+
+def _with_a_couple(
+    counted: Twin, couple: tuple[int, int], shape: tuple[int, int], largest: float = 1.0
+) -> Twin:
+    odds = np.linspace(-largest, largest, shape[0] * shape[1], dtype=np.float32)
+    together = (odds.reshape(shape),)
+    traits = counted.fit.traits
+    best, wide = (each._replace(together=together) for each in (traits.best, traits.wide))
+    traits = traits._replace(couples=(couple,), best=best, wide=wide)
+    return dataclasses.replace(counted, fit=dataclasses.replace(counted.fit, traits=traits))
+
+
+def test_a_saved_twin_keeps_its_couples(counted, tmp_path):
+    sizes = counted.fit.releases.counts.sizes
+    twin = _with_a_couple(counted, (0, 2), (sizes[0], sizes[2]))
+    twin.save(tmp_path / "twin", not_for_release=True)
+    with pytest.warns(dpvim.NotForReleaseWarning):
+        again = Twin.load(tmp_path / "twin")
+    assert again.fit.traits.couples == ((0, 2),)
+    assert again.sample(20, seed=5).equals(twin.sample(20, seed=5))
+    assert again.closest(200, seed=5).equals(twin.closest(200, seed=5))
+    assert not again.closest(200, seed=5).equals(counted.closest(200, seed=5))
+
+
+@pytest.mark.parametrize(
+    ("couple", "largest"),
+    [((2, 0), 1), ((0, 99), 1), ((0, 1), 1), ((0, 2), 1e30), ((0, 2), np.nan)],
+)
+def test_couples_that_are_none_are_refused(counted, tmp_path, couple, largest):
+    sizes = counted.fit.releases.counts.sizes
+    twin = _with_a_couple(counted, couple, (sizes[0], sizes[2]), largest)
+    twin.save(tmp_path / "twin", not_for_release=True)
+    with pytest.raises(dpvim.FileError, match="traits that are none"):
+        Twin.load(tmp_path / "twin")
+
+
+def test_files_from_before_couples_load(counted, tmp_path):
+    counted.save(tmp_path / "twin", not_for_release=True)
+    path = tmp_path / "twin" / "posterior.npz"
+    with archives.opened(path) as archive:
+        meta, arrays = dict(archive.meta), archive.arrays(archive.names)
+    assert meta.pop("couples") == []
+    archives.write(path, meta | {"version": 1}, {k: v for k, v in arrays.items() if k != "meta"})
+    with pytest.warns(dpvim.NotForReleaseWarning):
+        again = Twin.load(tmp_path / "twin")
+    assert again.closest(20, seed=5).equals(counted.closest(20, seed=5))
 
 
 def test_the_release_costs_what_the_plan_says(counted):

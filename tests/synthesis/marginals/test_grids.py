@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -67,7 +69,7 @@ def test_lumps_stay_alone_and_others_are_put_together():
     grid = grid_of(COLUMNS[7], 120)
     counts = np.full(grid.num_cells, 10.0)
     counts[0] = counts[60] = 2000.0  # zeros, and one value that many have
-    groups = group_cells(grid, counts, 1.0, num_rows=counts.sum(), num_groups=20)
+    groups = group_cells(grid, counts, 1.0, num_rows=counts.sum(), num_groups=20, noise=math.inf)
     sizes = np.bincount(groups.of_cell)
     assert sizes[groups.of_cell[0]] == sizes[groups.of_cell[60]] == 1
     assert groups.size < 30
@@ -79,7 +81,9 @@ def test_lumps_stay_alone_and_others_are_put_together():
 def test_rare_levels_without_an_order_are_put_together():
     column = Categorical(name="place", levels=tuple(f"p{i}" for i in range(100)))
     counts = np.where(np.arange(100) % 10 == 0, 1000.0, 3.0)
-    groups = group_cells(grid_of(column), counts, 1.0, num_rows=counts.sum(), num_groups=20)
+    groups = group_cells(
+        grid_of(column), counts, 1.0, num_rows=counts.sum(), num_groups=20, noise=math.inf
+    )
     assert groups.size == 11
     rare = groups.of_cell[np.arange(100) % 10 != 0]
     assert len(set(rare)) == 1
@@ -87,11 +91,20 @@ def test_rare_levels_without_an_order_are_put_together():
     assert not (drawn % 10 == 0).any()
 
 
+@pytest.mark.parametrize(("noise", "alone"), [(10.0, 50), (30.0, 10), (0.1, 50)])
+def test_levels_that_stand_out_from_the_noise_stay_alone(noise, alone):
+    column = Categorical(name="place", levels=tuple(f"p{i}" for i in range(100)))
+    counts = np.repeat([4000.0, 120.0, 60.0], [10, 40, 50])
+    rows = counts.sum()  # an even share of ten groups is 4780, a quarter of it 1195
+    groups = group_cells(grid_of(column), counts, 1.0, num_rows=rows, num_groups=10, noise=noise)
+    assert groups.size == alone + 1
+
+
 def test_differences_that_may_be_noise_are_evened_out():
     grid = grid_of(Integer(name="age", lower=0, upper=127))
     rng = np.random.default_rng(1)
     counts = 1000 + rng.normal(0, 30, 128)
-    groups = group_cells(grid, counts, 900.0, num_rows=counts.sum(), num_groups=8)
+    groups = group_cells(grid, counts, 900.0, num_rows=counts.sum(), num_groups=8, noise=math.inf)
     assert groups.probs.std() < 0.4 * counts.std()
 
 
@@ -112,7 +125,7 @@ def test_the_nearest_counts_sum_to_the_total(counts, total):
 def test_a_long_tail_keeps_most_of_its_variance_between_groups():
     grid = grid_of(Integer(name="delay", lower=0, upper=239))
     counts = 10_000 * (1 + grid.first / 10) ** -3.0
-    groups = group_cells(grid, counts, 1.0, num_rows=counts.sum(), num_groups=24)
+    groups = group_cells(grid, counts, 1.0, num_rows=counts.sum(), num_groups=24, noise=math.inf)
     assert groups.size <= 24
     found = scores_of(grid, groups, np.bincount(groups.of_cell, counts))
     assert found is not None

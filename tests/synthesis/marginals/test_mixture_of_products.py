@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from dpvim.synthesis.marginals.mixture import (
+    Couple,
     Mixture,
     count_pairs,
+    coupled,
     draw_cells,
     expected_counts,
     release_again,
@@ -24,7 +26,35 @@ def truth() -> Mixture:
     return Mixture(np.array([0.5, 0.3, 0.2]), probs)
 
 
-def test_expected_counts_are_those_of_many_records(truth):
+def _with_a_couple(truth: Mixture) -> Mixture:
+    """The first column and the last go together beyond what the components say."""
+    odds = np.array([[8.0, 0.1, 1.0, 0.0], [0.2, 5.0, 1.0, 1.0]])
+    first, last, _ = coupled(truth.probs[0], truth.probs[2], odds)
+    couple = Couple(0, 2, odds, truth.probs[2])
+    return truth._replace(probs=(first, truth.probs[1], last), couples=(couple,))
+
+
+def test_a_couple_has_its_odds_in_every_component(truth):
+    married = _with_a_couple(truth)
+    (couple,) = married.couples
+    together = np.zeros((2, 4))
+    for k, weight in enumerate(truth.weights):
+        joint = np.outer(truth.probs[0][k], truth.probs[2][k]) * couple.odds
+        joint /= joint.sum()
+        np.testing.assert_allclose(married.probs[0][k], joint.sum(axis=1))
+        np.testing.assert_allclose(married.probs[2][k], joint.sum(axis=0))
+        together += weight * joint
+    pairs = expected_counts(married, 1.0)[1]
+    np.testing.assert_allclose(pairs[:2, 5:], together)
+    # The sum over components of equal weight, which the fit has.
+    found = coupled(truth.probs[0], truth.probs[2], couple.odds)[2]
+    equal = married._replace(weights=np.ones(3))
+    np.testing.assert_allclose(found, expected_counts(equal, 1.0)[1][:2, 5:])
+
+
+@pytest.mark.parametrize("couples", [False, True])
+def test_expected_counts_are_those_of_many_records(truth, couples):
+    truth = _with_a_couple(truth) if couples else truth
     codes = draw_cells(truth, 200_000, np.random.default_rng(1))
     for found, wanted in zip(
         count_pairs(codes, SIZES), expected_counts(truth, 200_000), strict=True
@@ -33,7 +63,9 @@ def test_expected_counts_are_those_of_many_records(truth):
         assert (np.abs(found - wanted) / spread).max() < 4.5
 
 
-def test_even_rows_have_the_shares_of_the_mixture(truth):
+@pytest.mark.parametrize("couples", [False, True])
+def test_even_rows_have_the_shares_of_the_mixture(truth, couples):
+    truth = _with_a_couple(truth) if couples else truth
     codes = draw_cells(truth, 10_000, np.random.default_rng(0), evenly=True)
     for column, probs in enumerate(truth.probs):
         wanted = 10_000 * truth.weights @ probs

@@ -8,6 +8,7 @@ import pytest
 from dpvim.privacy.counts import NoisyMarginal
 from dpvim.synthesis.marginals.pair_counts import (
     PairCounts,
+    clear_misfits,
     gather,
     misfit,
     split_noise,
@@ -49,7 +50,7 @@ def test_split_counts_have_independent_noise_of_known_size(counts):
         released[at] += rng.normal(0, 10, (20, 20))
         for kept, part in zip(
             (first, second),
-            split_noise(counts._replace(pairs=released), rng, ratio=0.5),
+            split_noise(counts._replace(pairs=released), rng, ratio=0.5)[0],
             strict=True,
         ):
             kept.append(part.pairs[at] - 100)
@@ -80,3 +81,24 @@ def test_what_noise_explains_is_not_unexplained(counts):
     expected[at][10:] -= 60  # and as many too few there
     found = unexplained_shares(counts._replace(pairs=noisy), expected)[0, 1]
     assert found == pytest.approx(0.3 - 0.3 * 11.3 / 60, rel=0.1)
+
+
+def test_the_second_split_has_the_noise_turned_around(counts):
+    splits = split_noise(counts, np.random.default_rng(0), ratio=0.5)
+    for first, second in zip(*splits, strict=True):
+        np.testing.assert_allclose((first.pairs + second.pairs) / 2, counts.pairs)
+        at = counts.block(0, 1)
+        assert np.abs(first.pairs - counts.pairs)[at].max() > 1
+        np.testing.assert_array_equal(first.pairs_variance, second.pairs_variance)
+
+
+def test_only_clear_misfits_are_named(counts):
+    rng = np.random.default_rng(2)
+    at = counts.block(0, 1)
+    noisy = counts.pairs.copy()
+    noisy[at] += rng.normal(0, np.sqrt(200), (20, 20))
+    assert clear_misfits(counts._replace(pairs=noisy), counts.pairs, errors=4.0) == {}
+    noisy[at][:, :10] += 15  # 15^2 / 200 a cell, of which there are 400
+    noisy[at][:, 10:] -= 15
+    found = clear_misfits(counts._replace(pairs=noisy), counts.pairs, errors=4.0)
+    assert found[0, 1] == pytest.approx(400 * 225 / 200, rel=0.3)

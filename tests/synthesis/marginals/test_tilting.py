@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -166,7 +168,7 @@ def test_scores_are_places_of_values_and_missing_ones_have_none():
     assert found.missing.tolist() == [0.0] * 10 + [1.0]
     assert found.values[10] == 0
     assert found.kept == pytest.approx(1)
-    grouped = group_cells(grid, counts, 1.0, num_rows=1000, num_groups=5)
+    grouped = group_cells(grid, counts, 1.0, num_rows=1000, num_groups=5, noise=math.inf)
     sizes = np.bincount(grouped.of_cell, counts)
     fewer = scores_of(grid, grouped, sizes)
     assert fewer is not None

@@ -191,3 +191,48 @@ def test_draws_hold_the_truth(truth):
         low, high = np.quantile(draws, [0.05, 0.95], axis=0)
         held.append(((low <= wanted) & (wanted <= high))[measured].mean())
     assert 0.8 < np.mean(held) < 0.97
+
+
+NEAR = (12, 12, 4)
+
+
+def nearly_determined(noise: float) -> tuple[PairCounts, np.ndarray]:
+    """Counts of two columns of which one nearly tells the other, and of one beside; and theirs."""
+    rng = np.random.default_rng(5)
+    first = rng.integers(0, 12, ROWS)
+    second = np.where(rng.random(ROWS) < 0.95, (7 * first + 3) % 12, rng.integers(0, 12, ROWS))
+    third = np.minimum((first + rng.integers(0, 4, ROWS)) // 4, 3)
+    pairs = count_pairs(np.stack([first, second, third], axis=1), NEAR)[1]
+    starts = [0, *itertools.accumulate(NEAR)]
+    noisy = []
+    for i, j in itertools.combinations(range(3), 2):
+        block = pairs[starts[i] : starts[i + 1], starts[j] : starts[j + 1]]
+        noisy.append(NoisyMarginal((i, j), block + rng.normal(0, noise, block.shape), noise**2))
+    return gather(noisy, [np.arange(size) for size in NEAR], ROWS), pairs[:12, 12:24]
+
+
+def test_columns_that_nearly_determine_each_other_are_a_couple(monkeypatch):
+    counts, wanted = nearly_determined(NOISE)
+    factor = prior_factor(counts, (0, 0, 4))
+
+    def away(fitted: FittedTraits, loadings) -> float:
+        mixture = mixture_of(loadings, POINTS, NEAR, fitted.couples)
+        found = expected_counts(mixture, ROWS)[1][:12, 12:24]
+        return float(np.abs(found - wanted).sum() / 2 / ROWS)
+
+    fitted = fit_traits(counts, factor, num_points=POINTS, seed=0)
+    assert fitted.couples[0] == (0, 1)
+    draw = draw_loadings(counts, factor, fitted, np.random.SeedSequence(0)).loadings
+    best, wide, drawn = (away(fitted, each) for each in (fitted.best, fitted.wide, draw))
+    monkeypatch.setattr("dpvim.synthesis.marginals.traits._COUPLE_ROUNDS", 0)
+    alone = fit_traits(counts, factor, num_points=POINTS, seed=0)
+    assert alone.couples == ()
+    of_traits = away(alone, alone.best)
+    assert max(best, wide) < of_traits / 2.5  # 0.028 and 0.090
+    assert drawn < of_traits / 1.5  # noise is added to noise: 0.048
+
+
+def test_noise_makes_no_couples(truth):
+    """Columns that traits explain have none, whatever the noise."""
+    for noise in (20.0, 300.0):
+        assert fit(noisy_counts(truth, noise, 7)).couples == ()

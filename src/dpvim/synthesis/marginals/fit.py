@@ -39,6 +39,7 @@ from dpvim.synthesis.marginals.pair_counts import unexplained_shares
 from dpvim.synthesis.marginals.release import Design, Releases, codes_of, design, release
 from dpvim.synthesis.marginals.tilting import tilt
 from dpvim.synthesis.marginals.traits import (
+    MOST_LOG_ODDS,
     NUM_FITS,
     FittedTraits,
     Loadings,
@@ -50,7 +51,7 @@ from dpvim.synthesis.marginals.traits import (
 from dpvim.synthesis.schema import Schema
 from dpvim.types import NotPrivateError
 
-FORMAT, VERSION = "dpvim counts", 1
+FORMAT, VERSION = "dpvim counts", 2
 _FITS = ("best", "wide")
 # Points of a file are not more than this: they are memory.
 _MOST_POINTS = 2**16
@@ -89,7 +90,8 @@ class MarginalFit:
         return prior_factor(self.releases.counts, self.releases.in_order)
 
     def _mixture(self, loadings: Loadings) -> Mixture:
-        return mixture_of(loadings, self.num_components, self.releases.counts.sizes)
+        sizes = self.releases.counts.sizes
+        return mixture_of(loadings, self.num_components, sizes, self.traits.couples)
 
     @property
     def unexplained(self) -> pd.Series:
@@ -176,6 +178,7 @@ class MarginalFit:
             "target": self.target,
             "intervals": self.intervals,
             "points": self.traits.num_points,
+            "couples": [list(each) for each in self.traits.couples],
             "columns": [list(each.columns) for each in noisy],
             "variances": [each.variance for each in noisy],
         }
@@ -183,8 +186,9 @@ class MarginalFit:
         for i, groups in enumerate(self.releases.groups):
             arrays |= {f"groups.{i}": groups.of_cell, f"shares.{i}": groups.probs}
         for kind in _FITS:
-            loadings = getattr(self.traits, kind)._asdict()
-            arrays |= {f"{kind}.{name}": each for name, each in loadings.items()}
+            loadings = getattr(self.traits, kind)
+            arrays |= {f"{kind}.base": loadings.base, f"{kind}.slopes": loadings.slopes}
+            arrays |= {f"{kind}.together.{i}": each for i, each in enumerate(loadings.together)}
         arrays["scales"] = self.traits.scales
         archives.write(path, meta, arrays)
 
@@ -211,14 +215,16 @@ class MarginalFit:
                 Groups(*archive.arrays([f"groups.{i}", f"shares.{i}"]).values())
                 for i in range(len(grids))
             )
-            loadings = {
-                kind: Loadings(
-                    *archive.arrays([f"{kind}.{name}" for name in Loadings._fields]).values()
-                )
-                for kind in _FITS
-            }
+            # Files of version 1 have no couples.
+            couples = tuple((first, second) for first, second in meta.get("couples", []))
+            loadings = {}
+            for kind in _FITS:
+                base, slopes = archive.arrays([f"{kind}.base", f"{kind}.slopes"]).values()
+                named = [f"{kind}.together.{i}" for i in range(len(couples))]
+                loadings[kind] = Loadings(base, slopes, tuple(archive.arrays(named).values()))
             releases = Releases(grids, groups, tuple(noisy), float(meta["num_rows"]))
-            traits = FittedTraits(meta["points"], archive.arrays(["scales"])["scales"], **loadings)
+            scales = archive.arrays(["scales"])["scales"]
+            traits = FittedTraits(meta["points"], scales, couples, **loadings)
             _check(releases, traits, schema, meta["target"])
             return cls(schema, releases, traits, privacy, meta["target"], meta["intervals"])
 
@@ -380,15 +386,23 @@ def _check(releases: Releases, traits: FittedTraits, schema: Schema, target: Any
         ok = each.counts.shape in (shape, fine) and each.counts.dtype.kind in "iu"
         if not (ok and each.variance > 0 and math.isfinite(each.variance)):
             raise ValueError("counts that are none")
-    _check_traits(traits, sum(sizes))
+    _check_traits(traits, sizes)
 
 
-def _check_traits(traits: FittedTraits, size: int) -> None:
+def _check_traits(traits: FittedTraits, sizes: list[int]) -> None:
+    size = sum(sizes)
     number, shape = traits.num_points, np.shape(traits.best.slopes)
     ok = isinstance(number, int) and 0 < number <= _MOST_POINTS and len(shape) == 2
+    columns = [column for couple in traits.couples for column in couple]
+    ok = ok and all(isinstance(each, int) and 0 <= each < len(sizes) for each in columns)
+    ok = ok and len(set(columns)) == len(columns) and all(a < b for a, b in traits.couples)
+    wanted = [(sizes[a], sizes[b]) for a, b in traits.couples] if ok else []
     for each in (traits.best, traits.wide):
         ok = ok and each.base.shape == (size,) and each.slopes.shape == (shape[0], size)
-        ok = ok and all(array.dtype == np.float32 and np.isfinite(array).all() for array in each)
+        ok = ok and [odds.shape for odds in each.together] == wanted
+        ok = ok and all((np.abs(odds) <= MOST_LOG_ODDS).all() for odds in each.together)
+        arrays = (each.base, each.slopes, *each.together)
+        ok = ok and all(array.dtype == np.float32 and np.isfinite(array).all() for array in arrays)
     scales = traits.scales
     if not (ok and scales.shape == (size,) and np.isfinite(scales).all() and (scales > 0).all()):
         raise ValueError("traits that are none")

@@ -34,6 +34,10 @@ _CLEAR = 3.0
 _KEPT_BLOCKS = 8
 # For a group a record counts at most so much more than one at the mean.
 _MOST_LEVERAGE = 4.0
+# A level without an order is a group if its records are so many standard deviations of the noise
+# of pairs: another column may tell it nearly, and then they are in few cells. No more than so many
+# are groups for that.
+_CLEAR_LEVEL, _MOST_CLEAR_LEVELS = 8, 512
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -179,7 +183,13 @@ def single_groups(grid: Grid) -> Groups:
 
 
 def group_cells(
-    grid: Grid, counts: np.ndarray, variance: float, *, num_rows: float, num_groups: int
+    grid: Grid,
+    counts: np.ndarray,
+    variance: float,
+    *,
+    num_rows: float,
+    num_groups: int,
+    noise: float,
 ) -> Groups:
     """Groups of about equal size from released counts of the fine cells.
 
@@ -189,13 +199,27 @@ def group_cells(
 
     Neighbouring cells are put together until they hold a share of the records; a cell that holds
     one by itself stays alone, so lumps are kept. Levels without an order that are rare are put
-    together whatever their place.
+    together whatever their place: those that neither hold a quarter of a share nor stand out from
+    the noise.
+
+    Args:
+        grid: The fine cells.
+        counts: Of these.
+        variance: Of their noise.
+        num_rows: Number of records, or an estimate of it.
+        num_groups: About so many groups.
+        noise: Standard deviation of the noise of counts of pairs.
     """
     sizes = _sizes_of_cells(grid, counts, variance, num_rows)
     values = sizes[: grid.num_values]
     if grid.ordered:
         values = values * _leverages(grid, values)
-    of_cell = (_neighbours if grid.ordered else _rare_ones)(values, values.sum() / num_groups)
+    share = values.sum() / num_groups
+    if grid.ordered:
+        of_cell = _neighbours(values, share)
+    else:
+        clear = max(_CLEAR_LEVEL * noise, values.sum() / _MOST_CLEAR_LEVELS)
+        of_cell = _rare_ones(values, min(share / 4, clear))
     if grid.nullable:
         of_cell = np.append(of_cell, of_cell.max() + 1)
     return Groups(of_cell, sizes)
@@ -264,8 +288,8 @@ def _neighbours(sizes: Float[np.ndarray, " cells"], share: float) -> Int[np.ndar
     return of_cell
 
 
-def _rare_ones(sizes: Float[np.ndarray, " cells"], share: float) -> Int[np.ndarray, " cells"]:
-    frequent = sizes >= share / 4
+def _rare_ones(sizes: Float[np.ndarray, " cells"], least: float) -> Int[np.ndarray, " cells"]:
+    frequent = sizes >= least
     of_cell = np.cumsum(frequent) - 1
     return np.where(frequent, of_cell, frequent.sum()) if not frequent.all() else of_cell
 

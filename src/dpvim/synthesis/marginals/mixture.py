@@ -5,12 +5,15 @@ column. Laid side by side, the cells of all columns are L; the expected counts o
 are one matrix product,
 
 .. math:: M = N\, \theta' \, diag(\pi)\, \theta .
+
+In a component columns are independent, but for couples: these have odds for each pair of cells that
+all components share.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -23,11 +26,46 @@ from dpvim.synthesis.marginals.pair_counts import PairCounts, noise_of
 _SIMULATED_ROWS = 200_000
 
 
+Matrix: TypeAlias = Any
+"""Of NumPy or JAX."""
+
+
+class Couple(NamedTuple):
+    """Two columns that are not independent in a component.
+
+    Attributes:
+        first: Its number.
+        second: Its number.
+        odds: For each pair of cells how many times as likely it is as the two alone, up to factors.
+        alone: Probabilities of the second column's cells in each component, but for the odds.
+    """
+
+    first: int
+    second: int
+    odds: Float[np.ndarray, "a b"]
+    alone: Float[np.ndarray, "k b"]
+
+
 class Mixture(NamedTuple):
-    """Weights of components, and for each column probabilities [k, cells]."""
+    """Weights of components, for each column probabilities [k, cells], and couples of columns."""
 
     weights: Float[np.ndarray, " k"]
     probs: tuple[Float[np.ndarray, "k cells"], ...]
+    couples: tuple[Couple, ...] = ()
+
+
+def coupled(first: Matrix, second: Matrix, odds: Matrix) -> tuple[Matrix, Matrix, Matrix]:
+    """Probabilities of two columns' cells in each component, and the sum of those of pairs.
+
+    Args:
+        first: Probabilities but for the odds, of each component.
+        second: The same of the other column.
+        odds: Of pairs of cells.
+    """
+    of_second = first @ odds
+    total = (of_second * second).sum(axis=1, keepdims=True)
+    first = first / total
+    return first * (second @ odds.T), second * of_second / total, odds * (first.T @ second)
 
 
 def expected_counts(
@@ -39,7 +77,13 @@ def expected_counts(
     sizes = [each.shape[1] for each in mixture.probs]
     column = np.repeat(np.arange(len(sizes)), sizes)
     above = column[:, None] < column[None, :]
-    return weighted.sum(axis=0), np.where(above, weighted.T @ probs, 0.0)
+    pairs = np.where(above, weighted.T @ probs, 0.0)
+    starts = [0, *itertools.accumulate(sizes)]
+    for first, second, odds, alone in mixture.couples:
+        of_first = mixture.weights[:, None] * mixture.probs[first] / (alone @ odds.T)
+        at = np.s_[starts[first] : starts[first + 1], starts[second] : starts[second + 1]]
+        pairs[at] = num_rows * odds * (of_first.T @ alone)
+    return weighted.sum(axis=0), pairs
 
 
 def draw_cells(
@@ -57,6 +101,12 @@ def draw_cells(
     one = np.zeros(num_rows, np.int64)
     component = draw_given(mixture.weights[None], one, rng, evenly=evenly)
     columns = [draw_given(probs, component, rng, evenly=evenly) for probs in mixture.probs]
+    for first, second, odds, alone in mixture.couples:
+        for cell in range(len(odds)):
+            own = np.flatnonzero(columns[first] == cell)
+            if own.size:
+                found = draw_given(alone * odds[cell], component[own], rng, evenly=evenly)
+                columns[second][own] = found
     return np.stack(columns, axis=1).astype(np.int32)
 
 

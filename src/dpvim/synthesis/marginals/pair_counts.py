@@ -120,12 +120,14 @@ def noise_of(
 
 def split_noise(
     counts: PairCounts, rng: np.random.Generator, *, ratio: float
-) -> tuple[PairCounts, PairCounts]:
-    r"""Two sets of counts whose noise is independent, each with more of it than these have.
+) -> list[tuple[PairCounts, PairCounts]]:
+    r"""Two sets of counts whose noise is independent, each with more of it than these have; twice.
 
     For counts y with normal noise of variance v and fresh noise e of the same variance,
     :math:`y + r e` and :math:`y - e / r` have noise of variance :math:`(1 + r^2) v` and
     :math:`(1 + r^{-2}) v`, and it is uncorrelated. (Their sampling errors are the same.)
+    The second time it is -e: in the sum of two errors of prediction, one each, most of what is due
+    to e is gone.
 
     Args:
         counts: Released.
@@ -143,18 +145,37 @@ def split_noise(
             pairs_variance=(1 + by**2) * counts.pairs_variance,
         )
 
-    return moved(ratio), moved(-1 / ratio)
+    return [(moved(sign * ratio), moved(-sign / ratio)) for sign in (1, -1)]
 
 
 def misfit(counts: PairCounts, singles: np.ndarray, pairs: np.ndarray) -> float:
     """Squared differences from expected counts, in units of noise and sampling errors."""
-    total = 0.0
-    for released, variance, expected in (
-        (counts.singles, counts.singles_variance, singles),
-        (counts.pairs, counts.pairs_variance, pairs),
-    ):
-        total += float(((released - expected) ** 2 / (variance + np.maximum(expected, 1))).sum())
-    return total
+    of_singles = _squares(counts.singles, counts.singles_variance, singles)
+    return float(of_singles.sum() + _squares(counts.pairs, counts.pairs_variance, pairs).sum())
+
+
+def _squares(released: np.ndarray, variance: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    return (released - expected) ** 2 / (variance + np.maximum(expected, 1.0))
+
+
+def clear_misfits(
+    counts: PairCounts, pairs: Float[np.ndarray, "l l"], *, errors: float
+) -> dict[tuple[int, int], float]:
+    """The misfit of each pair of columns, less that of a fit that is right.
+
+    Args:
+        counts: Released.
+        pairs: Expected counts of pairs of cells.
+        errors: Pairs are left out whose misfit is not beyond so many standard errors.
+    """
+    squares = _squares(counts.pairs, counts.pairs_variance, pairs)
+    found = {}
+    for pair in counts.measured_pairs:
+        own = squares[counts.block(*pair)]
+        beyond = float(own.sum() - own.size)
+        if beyond > errors * math.sqrt(2 * own.size):
+            found[pair] = beyond
+    return found
 
 
 def unexplained_shares(

@@ -157,12 +157,8 @@ def _num_intervals(plan: PrivacyPlan, num_grouped: int) -> int:
     return next((each for each in INTERVALS if each <= most), INTERVALS[-1])
 
 
-def _num_groups(plan: PrivacyPlan, wanted: Design) -> int:
+def _num_groups(plan: PrivacyPlan, noise: float) -> int:
     """Of a column's cells; more of them tell more of its values, and less of pairs with others."""
-    noises = noise_of_pairs(plan, wanted)
-    if not noises:
-        return _MOST_GROUPS
-    noise = float(np.median(noises))
     number = math.sqrt(plan.num_examples / (_PAIR_NOISES * noise)) if noise else math.inf
     return int(min(max(number, _FEWEST_GROUPS), _MOST_GROUPS))
 
@@ -185,7 +181,9 @@ def release(mechanism: CountMechanism | KeptRounds, wanted: Design) -> Releases:
         fine = Cells(tuple(each.of_cell for each in groups))
         noisy += mechanism.release(fine, [Marginal((c,)) for c in wanted.grouped], share=singles)
         rows = _num_rows(mechanism, noisy)
-        num_groups = _num_groups(mechanism.plan, wanted)
+        noises = noise_of_pairs(mechanism.plan, wanted)
+        noise = float(np.median(noises)) if noises else 0.0
+        num_groups = _num_groups(mechanism.plan, noise)
         for column, each in zip(wanted.grouped, noisy, strict=True):
             groups[column] = group_cells(
                 wanted.grids[column],
@@ -193,6 +191,7 @@ def release(mechanism: CountMechanism | KeptRounds, wanted: Design) -> Releases:
                 each.variance,
                 num_rows=rows,
                 num_groups=num_groups,
+                noise=noise,
             )
     if pairs:
         cells = Cells(tuple(each.of_cell for each in groups))
