@@ -51,7 +51,8 @@ def data_of(name: str, seed: int) -> tuple[Any, ...]:
 
 def nuts(name: str, seed: int) -> np.ndarray:
     """Draws of the unconstrained parameters, from the cache if they are there."""
-    path = platformdirs.user_cache_path("dpvim-benchmarks") / f"nuts-{name}-{seed}.npy"
+    data_set = f"{name}-{list(ALL_CASES).index(name)}-{seed}"
+    path = platformdirs.user_cache_path("dpvim-benchmarks") / f"nuts-{data_set}.npy"
     if path.exists():
         return np.load(path)
     args = data_of(name, seed)

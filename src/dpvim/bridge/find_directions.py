@@ -42,7 +42,7 @@ def find_directions(
     log_prob: Callable[[Latent, Record], Scalar],
     gradients: Callable[[Latent, Record], Float[Array, "batch d"]],
     used: Bool[np.ndarray, " d"],
-    rows: list[Any],
+    row: Record,
 ) -> Informed:
     """Find what the log-likelihood depends on.
 
@@ -50,15 +50,14 @@ def find_directions(
         log_prob: ``(latent, row) ->`` the log-likelihood of one row.
         gradients: ``(latent, rows) ->`` its gradients at each row.
         used: Coordinates that the program of the log-likelihood makes any use of.
-        rows: Arrays of the shapes and types of the data; nothing else of them is used.
+        row: Shapes and types of the arrays of one row.
 
     Returns:
         For a span the coordinates that are used, where all combinations of them matter.
     """
     latents = np.random.default_rng(1).normal(size=(_PLACES, len(used))).astype(np.float32)
-    row = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in rows]
     program = jax.make_jaxpr(log_prob)(latents[0], row).jaxpr
-    made_up = _made_up(row, _table_lengths(program, len(rows)))
+    made_up = _made_up(row, _table_lengths(program, len(row)))
     found = np.stack([np.asarray(gradients(latent, made_up), float) for latent in latents])
     found = np.where(np.isfinite(found).all(axis=2, keepdims=True), found, 0.0)[..., used]
     coordinates = np.eye(len(used))[:, used]

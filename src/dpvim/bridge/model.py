@@ -108,11 +108,13 @@ def bridge(model: Model, inputs: ModelInput) -> BridgedModel:
 
     used = _used(log_prob_of_sites, space, one_row)
 
+    row = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in inputs.rows]
+
     @functools.cache
     @single_precision
     def informed() -> Informed:
         by_row = jit_once(jax.vmap(jax.grad(log_prob_of_row), in_axes=(None, 0)))
-        return find_directions(log_prob_of_row, by_row, used, inputs.rows)
+        return find_directions(log_prob_of_row, by_row, used, row)
 
     log_prob = log_prob_of_row if by_row else log_prob_of_person(log_prob_of_row)
     problem = Problem(

@@ -21,7 +21,7 @@ _ROUNDING = 1e-6
 
 
 class Informed(NamedTuple):
-    """What gradients of a likelihood span.
+    """Directions that gradients of a likelihood span.
 
     Attributes:
         span: An orthogonal basis of the directions of gradients anywhere, in columns.
@@ -34,7 +34,7 @@ class Informed(NamedTuple):
 
 
 class Directions(NamedTuple):
-    """What is looked for, and where from.
+    """Directions that are looked for, and where from.
 
     Attributes:
         origin: o, the latent at z = w = 0.
@@ -62,7 +62,7 @@ class Directions(NamedTuple):
         return cls(np.array(loc, float), scale[:, None] * np.linalg.qr(scale[:, None] * span)[0])
 
     def are_orthogonal(self, scale: Float[np.ndarray, " d"]) -> bool:
-        """Whether the directions are orthogonal in units of these scales."""
+        """True if the directions are orthogonal in units of these scales."""
         if not (scale > 0).all():
             return False
         in_units = self.basis / scale[:, None]

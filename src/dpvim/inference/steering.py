@@ -76,7 +76,7 @@ class SteeredReleases(NamedTuple):
 
     @property
     def directions(self) -> Directions:
-        """What the likelihood depends on."""
+        """Those that the likelihood depends on."""
         return Directions(self.origin, self.basis)
 
     @property
