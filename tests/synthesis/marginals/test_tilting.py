@@ -11,6 +11,7 @@ from scipy import sparse
 
 from dpvim.privacy.counts import NoisyMarginal
 from dpvim.synthesis.fitting import synthesize
+from dpvim.synthesis.marginals import tilting
 from dpvim.synthesis.marginals.grids import grid_of, group_cells, single_groups
 from dpvim.synthesis.marginals.mixture import Mixture
 from dpvim.synthesis.marginals.pair_counts import PairCounts, gather
@@ -20,6 +21,7 @@ from dpvim.synthesis.marginals.tilting import (
     _Moments,
     _moments_of,
     _newton,
+    _products,
     _weights,
     scores_of,
     tilt,
@@ -36,7 +38,12 @@ def close_table() -> np.ndarray:
     trait = rng.normal(size=ROWS)
     first = np.clip(np.floor(1.2 * trait + 3), 0, 5)
     second = np.clip(np.floor(1.2 * trait + 3 + 0.4 * rng.normal(size=ROWS)), 0, 5)
-    return np.stack([first, second, rng.integers(0, 3, ROWS)], axis=1).astype(int)
+    level = np.where(trait > rng.normal(size=ROWS), rng.integers(0, 3, ROWS), 1)
+    return np.stack([first, second, level], axis=1).astype(int)
+
+
+def means_by_level(table: np.ndarray) -> list[float]:
+    return [float(table[table[:, 2] == level, 0].mean()) for level in range(SIZES[2])]
 
 
 def counts_of(table: np.ndarray, noise: float, seed: int) -> PairCounts:
@@ -51,7 +58,7 @@ def counts_of(table: np.ndarray, noise: float, seed: int) -> PairCounts:
     return gather(released, [np.arange(size) for size in SIZES], float(len(table)))
 
 
-def scores(counts: PairCounts) -> tuple[Scores | None, ...]:
+def scores(counts: PairCounts) -> tuple[tuple[Scores, ...], ...]:
     ordered = [grid_of(Ordinal(name="a", levels=tuple("abcdef"), reviewed=True))] * 2
     grids = [*ordered, grid_of(Categorical(name="b", levels=tuple("abc"), reviewed=True))]
     sizes = np.split(counts.of_cells()[0], counts.offsets[1:-1])
@@ -78,8 +85,17 @@ def test_rows_have_the_products_that_were_released_and_the_shares_of_the_model()
     for own, new, size in zip(table.T, drawn.T, SIZES, strict=True):
         shares = [np.bincount(each, minlength=size) / ROWS for each in (own, new)]
         np.testing.assert_allclose(*shares, atol=0.005)
-    # Levels without an order are left to the model.
-    assert abs(np.corrcoef(drawn[:, 0], drawn[:, 2])[0, 1]) < 0.03
+    np.testing.assert_allclose(means_by_level(drawn), means_by_level(table), atol=0.05)
+
+
+def test_many_levels_are_left_to_the_model(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tilting, "_MOST_LEVELS", 2)
+    table = close_table()
+    counts = counts_of(table, 1.0, seed=1)
+    rows = tilt(loose(table), counts, scores(counts), np.random.default_rng(2))
+    drawn = rows.draw(ROWS, np.random.default_rng(3))
+    assert np.ptp(means_by_level(table)) > 0.5
+    assert np.ptp(means_by_level(drawn)) < 0.1
 
 
 def test_noise_moves_products_to_both_sides():
@@ -93,7 +109,7 @@ def test_noise_moves_products_to_both_sides():
         drawn = rows.draw(ROWS, np.random.default_rng(seed))
         off.append(np.corrcoef(drawn[:, :2].T)[0, 1] - wanted)
     # The noise of the sum over all cells of a pair.
-    squares = [np.sum(each.values**2) for each in scores(counts)[:2] if each is not None]
+    squares = [np.sum(each.values**2) for (each,) in scores(counts)[:2]]
     noise = NOISE * np.sqrt(np.prod(squares)) / ROWS
     assert abs(np.mean(off)) < 0.6 * noise
     assert np.std(off) < 1.5 * noise
@@ -105,7 +121,8 @@ def test_products_that_no_table_has_do_no_harm():
     at = counts.block(0, 1)
     counts.pairs[at] += np.diag(np.full(6, 300.0))
     counts = counts._replace(pairs_variance=np.where(counts.pairs > 0, 1e4, counts.pairs_variance))
-    assert _moments_of(loose(table), counts, scores(counts)).products.tolist() == [1.0]
+    wanted = _moments_of(loose(table), counts, scores(counts))
+    assert wanted.products[wanted.pairs.index((0, 1))] == 1
     rows = tilt(loose(table), counts, scores(counts), np.random.default_rng(2))
     assert np.isfinite(rows.weights).all()
     assert rows.weights.sum() == pytest.approx(1)
@@ -115,9 +132,14 @@ def close_moments(size: int) -> tuple[np.ndarray, _Moments]:
     """Independent rows, and two columns that are to be nearly the same."""
     rng = np.random.default_rng(0)
     shares = np.full(2 * size, 1 / size)
-    scores = np.tile((np.arange(size) - (size - 1) / 2) / np.sqrt((size**2 - 1) / 12), 2)
+    values = (np.arange(size) - (size - 1) / 2) / np.sqrt((size**2 - 1) / 12)
     wanted = _Moments(
-        shares, scores, ((0, 1),), np.array([0.999]), np.full(2 * size, 1e-8), np.array([1e-8])
+        shares,
+        ((0, values), (1, values)),
+        ((0, 1),),
+        np.array([0.999]),
+        np.full(2 * size, 1e-8),
+        np.array([1e-8]),
     )
     return rng.integers(0, size, (ROWS, 2)), wanted
 
@@ -126,7 +148,7 @@ def test_rows_that_cannot_go_so_closely_together_are_not_left_to_a_few():
     cells, wanted = close_moments(40)
     weights = _weights(cells, (40, 40), wanted)
     assert 1 / np.square(weights).sum() > 0.1 * ROWS
-    product = weights @ (wanted.scores[cells[:, 0]] * wanted.scores[cells[:, 1]])
+    (product,) = weights @ _products(cells, wanted)
     assert 0.8 < product < 0.985
 
 
@@ -134,7 +156,7 @@ def test_slopes_of_a_few_rows_do_not_lead_all_rows_astray():
     """Where a start is useless, Newton's method goes on from zero."""
     cells, wanted = close_moments(8)
     ones = sparse.csr_array(np.hstack([np.eye(8)[each] for each in cells.T]))
-    products = (wanted.scores[cells[:, 0]] * wanted.scores[cells[:, 1]])[:, None]
+    products = _products(cells, wanted)
     targets, slack = np.append(wanted.shares, wanted.products), np.full(17, 1e-6)
     _, expected = _newton(ones, products, targets, slack)
     for far in (300.0, -300.0):
@@ -146,7 +168,7 @@ def test_a_cell_that_no_row_is_in_has_no_slope():
     cells, wanted = close_moments(8)
     kept = cells[cells[:, 0] > 0]
     ones = sparse.csr_array(np.hstack([np.eye(8)[each] for each in kept.T]))
-    products = (wanted.scores[kept[:, 0]] * wanted.scores[kept[:, 1]])[:, None]
+    products = _products(kept, wanted)
     targets = np.append(wanted.shares, 0.5)
     slopes, _ = _newton(ones, products, targets, np.full(17, 1e-6))
     assert slopes[0] == 0
@@ -162,27 +184,37 @@ def test_rows_are_drawn_as_often_as_their_weights_say():
 def test_scores_are_places_of_values_and_missing_ones_have_none():
     grid = grid_of(Integer(name="age", lower=0, upper=9, nullable=True, reviewed=True))
     counts = np.append(np.full(10, 50.0), 500.0)
-    found = scores_of(grid, single_groups(grid), counts)
-    assert found is not None
+    (found,) = scores_of(grid, single_groups(grid), counts)
     np.testing.assert_allclose(found.values[:10], (np.arange(10) - 4.5) / np.sqrt(8.25))
     assert found.missing.tolist() == [0.0] * 10 + [1.0]
     assert found.values[10] == 0
     assert found.kept == pytest.approx(1)
     grouped = group_cells(grid, counts, 1.0, num_rows=1000, num_groups=5, noise=math.inf)
     sizes = np.bincount(grouped.of_cell, counts)
-    fewer = scores_of(grid, grouped, sizes)
-    assert fewer is not None
+    (fewer,) = scores_of(grid, grouped, sizes)
     assert 0.8 < fewer.kept < 0.99
 
 
-def test_columns_without_an_order_have_no_scores():
-    three, two = (
-        grid_of(Categorical(name="place", levels=tuple(levels), reviewed=True))
-        for levels in ("abc", "ab")
-    )
-    assert scores_of(three, single_groups(three), np.ones(3)) is None
-    assert scores_of(two, single_groups(two), np.ones(2)) is not None
-    assert scores_of(two, single_groups(two), np.array([5.0, 0.0])) is None
+def of_levels(levels: str, sizes: list[float], *, nullable: bool = False) -> tuple[Scores, ...]:
+    column = Categorical(name="place", levels=tuple(levels), nullable=nullable, reviewed=True)
+    grid = grid_of(column)
+    return scores_of(grid, single_groups(grid), np.array(sizes))
+
+
+def test_a_few_levels_have_a_score_each_but_for_the_most_frequent():
+    found = of_levels("abcd", [30.0, 50.0, 20.0, 0.01, 100.0], nullable=True)
+    shares = np.array([0.3, 0.5, 0.2])
+    assert len(found) == 2  # nor has one that is rare
+    for each, level in zip(found, (0, 2), strict=True):
+        assert each.values[:3] @ shares == pytest.approx(0, abs=1e-3)
+        assert each.values[:3] ** 2 @ shares == pytest.approx(1, rel=1e-3)
+        assert each.values.argmax() == level
+        assert each.values[4] == 0
+        assert each.missing.tolist() == [0, 0, 0, 0, 1]
+    assert of_levels("abcdef", [1.0] * 6) == ()
+    assert of_levels("abc", [0.0, -1.0, 0.0]) == ()
+    assert len(of_levels("ab", [1.0, 1.0])) == 1
+    assert of_levels("ab", [5.0, 0.0]) == ()
 
 
 def test_draws_go_as_closely_together_as_the_original():

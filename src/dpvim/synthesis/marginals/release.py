@@ -91,8 +91,8 @@ class Releases:
         )
 
     @property
-    def scores(self) -> tuple[Scores | None, ...]:
-        """For each column the scores of its groups, if they are in an order."""
+    def scores(self) -> tuple[tuple[Scores, ...], ...]:
+        """For each column the scores of its groups."""
         counts = self.counts
         sizes = np.split(counts.of_cells()[0], counts.offsets[1:-1])
         return tuple(map(scores_of, self.grids, self.groups, sizes))

@@ -1,4 +1,4 @@
-r"""Draws of the posterior, tilted until ordered columns go together as the released counts say.
+r"""Draws of the posterior, tilted until columns go together as the released counts say.
 
 Noise makes cells look filled that nobody is in, and cells cannot hold less than nobody: a model of
 cells makes close columns go together less closely than they do. A sum over all cells of a pair,
@@ -16,13 +16,14 @@ Where columns go together more closely than rows of the model can be made to, fe
 left with all of the weight. Then there is more slack: draws go as far as the model's rows carry,
 and `closeness` finds that they are not where the counts are.
 
-Scores are places of values, as slopes of regressions have them. Columns of levels without an order
-have none (two levels are always in an order), and neither have missing values: these are left to
-the model.
+Scores are places of values, as slopes of regressions have them (two levels are always in an order),
+and of a few levels without an order whether it is this one, as means of groups are compared. Many
+levels have none, and neither have missing values: these are left to the model.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -40,6 +41,9 @@ _FEWEST_ROWS, _MOST_ROWS = 20_000, 200_000
 # Cells with a smaller share have no score: far out and empty, they would be noise and leverage.
 # They keep their share together with others of their column, since too few rows are in them.
 _RARE = 1e-3
+# Levels without an order are left to the model where a column has more than this: their products
+# are many, and rows that have all of them few.
+_MOST_LEVELS = 5
 # Newton's method ends when a step gains less than this, or after so many.
 _LEAST_GAIN, _MOST_STEPS = 1e-6, 50
 # The most that the logarithm of a weight grows by in a step, relative to the mean.
@@ -52,44 +56,80 @@ _RIDGE = 1e-9
 
 
 class Scores(NamedTuple):
-    """Places of the groups of an ordered column, in standard deviations of its values.
+    """A number for each group of a column, centred, in standard deviations.
 
     Attributes:
-        values: The mean of each group, centred; zero for missing values.
+        values: The mean of each group, or whether it is a certain level; zero for missing values.
         missing: Which groups are missing values.
         kept: The share of the variance that is between groups, not within them.
+        of_places: Whether these are places of values.
     """
 
     values: Float[np.ndarray, " groups"]
     missing: Float[np.ndarray, " groups"]
     kept: float
+    of_places: bool
 
 
-def scores_of(grid: Grid, groups: Groups, sizes: Float[np.ndarray, " groups"]) -> Scores | None:
-    """Scores of a column with an order, if its values differ.
+def scores_of(
+    grid: Grid, groups: Groups, sizes: Float[np.ndarray, " groups"]
+) -> tuple[Scores, ...]:
+    """Scores of a column whose values differ: of one with an order one, of few levels one each.
 
     Args:
         grid: Its fine cells.
         groups: Groups of these.
         sizes: Estimated numbers of records in the groups.
     """
-    if not grid.ordered and grid.num_values != 2:
-        return None
+    if grid.ordered or grid.num_values == 2:
+        return _scores_of_places(grid, groups, sizes)
+    return _scores_of_levels(grid, groups, sizes) if grid.num_values <= _MOST_LEVELS else ()
+
+
+def _scores_of_levels(
+    grid: Grid, groups: Groups, sizes: Float[np.ndarray, " groups"]
+) -> tuple[Scores, ...]:
+    """Whether a record has a level, for all levels but the most frequent, which follows."""
+    missing = _are_missing(grid, groups)
+    shares = np.where(missing, 0.0, np.maximum(sizes, 0.0))
+    if not shares.sum() > 0:
+        return ()
+    shares /= shares.sum()
+    levels = np.flatnonzero((shares >= _RARE) & (np.arange(len(shares)) != shares.argmax()))
+    return tuple(
+        Scores(
+            np.where(missing, 0.0, (np.arange(len(shares)) == level) - shares[level])
+            / np.sqrt(shares[level] * (1 - shares[level])),
+            missing,
+            kept=1.0,
+            of_places=False,
+        )
+        for level in levels
+    )
+
+
+def _are_missing(grid: Grid, groups: Groups) -> Float[np.ndarray, " groups"]:
+    present = np.arange(grid.num_cells) < grid.num_values
+    return (np.bincount(groups.of_cell, present) == 0).astype(float)
+
+
+def _scores_of_places(
+    grid: Grid, groups: Groups, sizes: Float[np.ndarray, " groups"]
+) -> tuple[Scores, ...]:
     present = np.arange(grid.num_cells) < grid.num_values
     places = np.append((grid.first + grid.last) / 2, np.zeros(grid.num_cells - grid.num_values))
     within = present * groups.probs / np.bincount(groups.of_cell, groups.probs)[groups.of_cell]
     probs = within * np.maximum(sizes, 0.0)[groups.of_cell]
     if not probs.sum() > 0:
-        return None
+        return ()
     probs /= probs.sum()
     centred = places - probs @ places
     variance = probs @ centred**2
     if not variance > 0:
-        return None
+        return ()
     values = np.bincount(groups.of_cell, within * centred) / np.sqrt(variance)
     kept = np.bincount(groups.of_cell, probs) @ values**2
-    missing = np.bincount(groups.of_cell, present) == 0
-    return Scores(values, missing.astype(float), float(kept))
+    return (Scores(values, _are_missing(grid, groups), float(kept), of_places=True),)
 
 
 class TiltedRows(NamedTuple):
@@ -109,7 +149,7 @@ class TiltedRows(NamedTuple):
 def tilt(
     mixture: Mixture,
     counts: PairCounts,
-    all_scores: Sequence[Scores | None],
+    all_scores: Sequence[Sequence[Scores]],
     rng: np.random.Generator,
 ) -> TiltedRows:
     """Rows of a mixture, with weights that give them the moments of the counts.
@@ -117,7 +157,7 @@ def tilt(
     Args:
         mixture: A draw of the posterior.
         counts: What it was fitted to: the released counts, and noise and sampling once more.
-        all_scores: Of each column, if it has some.
+        all_scores: Those of each column.
         rng: Randomness of the rows.
     """
     rows = int(np.clip(2 * counts.num_rows, _FEWEST_ROWS, _MOST_ROWS))
@@ -127,10 +167,13 @@ def tilt(
 
 
 class _Moments(NamedTuple):
-    """Moments that tilted rows should have: of all cells, and of pairs of columns with scores."""
+    """Moments that tilted rows should have: of all cells, and of pairs of scores.
+
+    Scores are numbers of cells of a column; pairs are numbers of scores of different columns.
+    """
 
     shares: Float[np.ndarray, " l"]
-    scores: Float[np.ndarray, " l"]
+    scores: tuple[tuple[int, Float[np.ndarray, " groups"]], ...]
     pairs: tuple[tuple[int, int], ...]
     products: Float[np.ndarray, " p"]
     of_shares: Float[np.ndarray, " l"]
@@ -138,31 +181,35 @@ class _Moments(NamedTuple):
 
 
 def _moments_of(
-    mixture: Mixture, counts: PairCounts, all_scores: Sequence[Scores | None]
+    mixture: Mixture, counts: PairCounts, all_scores: Sequence[Sequence[Scores]]
 ) -> _Moments:
     found, variance = (
         each / counts.num_rows**power for power, each in enumerate(counts.of_cells(), start=1)
     )
     shares = expected_counts(mixture, 1.0)[0]
-    values = np.zeros(len(shares))
-    for column, scores in enumerate(all_scores):
-        if scores is not None:
-            own = slice(*counts.offsets[column : column + 2])
-            values[own] = np.where(shares[own] < _RARE, 0.0, scores.values)
-            shares[own] = _with_moments(shares[own], scores, found[own])
+    scores, kept = [], []
+    for column, of_column in enumerate(all_scores):
+        own = slice(*counts.offsets[column : column + 2])
+        rare = shares[own] < _RARE
+        for each in of_column:
+            scores.append((column, np.where(rare, 0.0, each.values)))
+            kept.append(each.kept)
+            if each.of_places:
+                shares[own] = _with_moments(shares[own], each, found[own])
+    measured = set(counts.measured_pairs)
     pairs, products, of_products = [], [], []
-    for first, second in counts.measured_pairs:
-        a, b = all_scores[first], all_scores[second]
-        if a is not None and b is not None:
-            at = counts.block(first, second)
+    for first, second in itertools.combinations(range(len(scores)), 2):
+        (a, of_a), (b, of_b) = scores[first], scores[second]
+        if (a, b) in measured:
+            at = counts.block(a, b)
             # Values of a group do not follow the other column: what is lost by it is made up for.
-            weights = np.outer(values[at[0]], values[at[1]]) / (counts.num_rows * a.kept * b.kept)
+            weights = np.outer(of_a, of_b) / (counts.num_rows * kept[first] * kept[second])
             pairs.append((first, second))
             # No table has more, whatever noise says.
             products.append(np.clip(np.sum(weights * counts.pairs[at]), -1.0, 1.0))
             of_products.append(np.sum(weights**2 * counts.pairs_variance[at]))
     return _Moments(
-        shares, values, tuple(pairs), np.array(products), variance, np.array(of_products)
+        shares, tuple(scores), tuple(pairs), np.array(products), variance, np.array(of_products)
     )
 
 
@@ -186,10 +233,7 @@ def _weights(
     """Weights of rows under which they have the moments, up to the slack."""
     starts = np.cumsum((0, *sizes))
     of_cells = cells + starts[:-1]
-    scores = wanted.scores[of_cells]
-    products = np.empty((len(cells), len(wanted.pairs)))
-    for place, (first, second) in enumerate(wanted.pairs):
-        products[:, place] = scores[:, first] * scores[:, second]
+    products = _products(cells, wanted)
     # Of each row the cells that it is in; rare ones of a column are one.
     rare = wanted.shares < _RARE
     named = np.where(
@@ -218,6 +262,17 @@ def _weights(
             if _effective_share(weights) >= _LEAST_EFFECTIVE:
                 return weights
     return np.full(len(cells), 1 / len(cells))
+
+
+def _products(
+    cells: Int[np.ndarray, "rows columns"], wanted: _Moments
+) -> Float[np.ndarray, "rows p"]:
+    """The products of each row's scores."""
+    scores = [values[cells[:, column]] for column, values in wanted.scores]
+    products = np.empty((len(cells), len(wanted.pairs)))
+    for place, (first, second) in enumerate(wanted.pairs):
+        np.multiply(scores[first], scores[second], out=products[:, place])
+    return products
 
 
 def _effective_share(weights: Float[np.ndarray, " rows"]) -> float:
