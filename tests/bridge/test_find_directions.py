@@ -38,6 +38,11 @@ def regression(X, y):
     observe(dist.Bernoulli(logits=X @ normals("b", 2)), y)
 
 
+def many(X, y):
+    """Most made-up outcomes are impossible ones, and tell nothing."""
+    observe(dist.Bernoulli(logits=X @ normals("b", X.shape[1])), y)
+
+
 def powers(x, y):
     """Of numbers from zero to one these would be nearly alike."""
     b = normals("b", 4)
@@ -79,6 +84,8 @@ CASES = {
     "effects": (effects, (LEVELS, LEVELS, NUMBERS), EFFECTS),
     "classes": (classes, (X, LEVELS), [[1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1]]),
     "regression": (regression, (X, YES), []),
+    "many": (many, (np.tile(X, (1, 50)), YES.astype(np.float32)), []),
+    "more": (many, (np.tile(X, (1, 64)), YES.astype(np.float32)), []),
     "powers": (powers, (NUMBERS, NUMBERS), []),
     "product": (product, (NUMBERS, NUMBERS), []),
     "late": (late, (NUMBERS, NUMBERS), []),

@@ -13,7 +13,7 @@ of a knot far out, say), rows of the data may show another side, and all coordin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,9 @@ from dpvim.inference.directions import Informed
 from dpvim.privacy.records import inner_jaxprs
 from dpvim.types import Latent, Record, Scalar
 
-# Kinds of rows: of some all columns are alike, in others each column is of a kind of its own.
-_KINDS, _ROWS_OF_A_KIND = 24, 48
+# Kinds of rows: of some all columns are alike, in others each column is of a kind of its own. There
+# are so many rows of each at first, and not more than would give so many numbers.
+_KINDS, _ROWS_OF_A_KIND, _MOST_NUMBERS = 24, 48, 2**24
 # Places where gradients are taken.
 _PLACES = 3
 # Gradients that are far shorter than most of their kind are differences of what has cancelled.
@@ -57,23 +58,50 @@ def find_directions(
     """
     latents = np.random.default_rng(1).normal(size=(_PLACES, len(used))).astype(np.float32)
     program = jax.make_jaxpr(log_prob)(latents[0], row).jaxpr
-    made_up = _made_up(row, _table_lengths(program, len(row)))
-    found = np.stack([np.asarray(gradients(latent, made_up), float) for latent in latents])
-    found = np.where(np.isfinite(found).all(axis=2, keepdims=True), found, 0.0)[..., used]
+    table_lengths = _table_lengths(program, len(row))
+    dim, rows, found, before = int(used.sum()), _ROWS_OF_A_KIND, None, None
+    # Outcomes that are made up may be impossible ones, and such rows tell nothing: there are more
+    # rows until they show no more directions.
+    while found is None or _ranks(found) not in ((dim, dim), before):
+        before = found and _ranks(found)
+        made_up = _made_up(row, table_lengths, rows)
+        at_places = np.stack([np.asarray(gradients(each, made_up), float) for each in latents])
+        found = _spanned_by(at_places[..., used])
+        rows *= 2
+        if 2 * at_places.size > _MOST_NUMBERS:
+            break
     coordinates = np.eye(len(used))[:, used]
+    if found.directions is None:
+        return Informed(coordinates, dim)
+    if len(found.directions) == dim:
+        return Informed(coordinates, found.at_a_place)
+    return Informed(coordinates @ np.linalg.qr(found.directions.T)[0], found.at_a_place)
+
+
+class _Found(NamedTuple):
+    """What gradients span at all places, None if they do not tell, and how much of it at one."""
+
+    directions: Float[np.ndarray, "r d"] | None
+    at_a_place: int
+
+
+def _ranks(found: _Found) -> tuple[int, int]:
+    return 0 if found.directions is None else len(found.directions), found.at_a_place
+
+
+def _spanned_by(gradients: Float[np.ndarray, "places rows d"]) -> _Found:
+    """Directions of gradients at rows of all kinds, one kind after the other."""
+    found = np.where(np.isfinite(gradients).all(axis=2, keepdims=True), gradients, 0.0)
     if not found.any(axis=(0, 1)).all():
-        return Informed(coordinates, coordinates.shape[1])
+        return _Found(None, 0)
     size = np.nanmedian(np.where(found == 0, np.nan, np.abs(found)), axis=(0, 1))
-    kinds = (found / size).reshape(len(latents) * _KINDS, _ROWS_OF_A_KIND, -1)
+    kinds = (found / size).reshape(len(found) * _KINDS, -1, found.shape[2])
     lengths = np.linalg.norm(kinds, axis=2, keepdims=True)
     usual = np.quantile(lengths, _USUAL, axis=1, keepdims=True)
     kinds = kinds / np.maximum(np.maximum(lengths, usual), np.finfo(np.float32).tiny)
-    by_place = kinds.reshape(len(latents), -1, kinds.shape[2])
-    at_a_place = max(len(_spanned(gradients)) for gradients in by_place)
-    known = _spanned(by_place.reshape(-1, by_place.shape[2]))
-    if len(known) == len(size):
-        return Informed(coordinates, at_a_place)
-    return Informed(coordinates @ np.linalg.qr((known * size).T)[0], at_a_place)
+    by_place = kinds.reshape(found.shape)
+    at_a_place = max(len(_spanned(each)) for each in by_place)
+    return _Found(_spanned(by_place.reshape(-1, found.shape[2])) * size, at_a_place)
 
 
 def _spanned(gradients: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "r d"]:
@@ -82,7 +110,7 @@ def _spanned(gradients: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "r d"]:
     return vectors[values > _LEAST * values[0]]
 
 
-def _made_up(row: list[Any], table_lengths: list[int | None]) -> Record:
+def _made_up(row: list[Any], table_lengths: list[int | None], rows_of_a_kind: int) -> Record:
     """Rows of all kinds."""
     rng = np.random.default_rng(0)
     floats: list[Callable[[tuple[int, ...]], np.ndarray]] = [
@@ -99,7 +127,7 @@ def _made_up(row: list[Any], table_lengths: list[int | None]) -> Record:
     ]
 
     def of_leaf(leaf: Any, length: int | None) -> Array:
-        size = (_ROWS_OF_A_KIND, *leaf.shape)
+        size = (rows_of_a_kind, *leaf.shape)
         if length is not None:
             return jnp.asarray(rng.integers(0, length, (_KINDS * size[0], *size[1:])), leaf.dtype)
         kinds = floats if jnp.issubdtype(leaf.dtype, jnp.floating) else numbers
