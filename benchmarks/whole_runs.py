@@ -8,6 +8,7 @@ others do on the machine meets all of them: `cpu_times` and `clock_times` are me
 within a round. On a machine with more work than cores the clock says little: a process with more
 threads that want to run gets more of it. `same` tells whether parameters after the run are those of
 the first checkout to the last bit. Works are those of `benchmarks/speed.py`, by number.
+`-o FILE` writes the table to another file than `benchmarks/results/whole_runs.csv`.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ def main() -> None:
     parser.add_argument("--works", type=int, nargs="*", default=[0, 1, 4, 7])
     parser.add_argument("--steps", type=int, default=16_384)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("-o", "--output", type=Path, default=RESULTS)
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
@@ -125,7 +127,7 @@ def main() -> None:
     for number in options.works:
         rows += compare(number, options)
         print(pd.DataFrame(rows[-len(options.checkouts) :]).to_string(index=False), flush=True)
-        pd.DataFrame(rows).to_csv(RESULTS, index=False)
+        pd.DataFrame(rows).to_csv(options.output, index=False)
 
 
 if __name__ == "__main__":

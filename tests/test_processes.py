@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import multiprocessing
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jobs import PROGRAMS, run_job
+from machines import two_machines
 from shared_fits import CASES, LONG_CASES, bits_of, mean_model
 
 import dpvim
@@ -168,48 +168,6 @@ def test_a_run_of_several_processes_is_not_resumed(monkeypatch):
 
 
 # -- network namespaces ---------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def two_machines():
-    """Two network namespaces with a cable between them: what a process sees of a network."""
-    names, cable = [f"dpvim{os.getpid()}{end}" for end in "ab"], ["dpvimc0", "dpvimc1"]
-
-    def ip(*words):
-        subprocess.run(["ip", *words], check=True, capture_output=True)
-
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ip(
-            "link",
-            "add",
-            cable[0],
-            "netns",
-            names[0],
-            "type",
-            "veth",
-            "peer",
-            cable[1],
-            "netns",
-            names[1],
-        )
-        for i, name in enumerate(names):
-            ip("-n", name, "addr", "add", f"10.213.7.{i + 1}/24", "dev", cable[i])
-            for device in ("lo", cable[i]):
-                ip("-n", name, "link", "set", device, "up")
-    except (OSError, subprocess.CalledProcessError) as error:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
-        pytest.skip(f"network namespaces cannot be made here: {error}")
-    try:
-        yield (
-            [["ip", "netns", "exec", name] for name in names],
-            lambda: ip("-n", names[1], "link", "set", cable[1], "down"),
-        )
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
 @pytest.mark.long
@@ -414,6 +372,22 @@ def test_strangers_do_not_come_in():
         with Channel(0, [first]) as here, Channel(1, [friend.result()]) as there:
             there.gather(b"hello")
             assert here.gather(b"") == [b"", b"hello"]
+
+
+@pytest.mark.parametrize(
+    ("name", "here", "listens_on"),
+    [
+        ("127.0.0.1", "127.0.0.1", {"127.0.0.1"}),
+        ("localhost", "127.0.0.1", {"127.0.0.1"}),
+        ("node1", "127.0.1.1", {"::", "0.0.0.0"}),  # to others node1 is another address
+        ("node1", "203.0.113.1", {"::", "0.0.0.0"}),  # not one of this machine's
+    ],
+)
+def test_where_process_0_listens(monkeypatch, name, here, listens_on):
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (here, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **more: found)
+    with listening(name) as server:
+        assert server.getsockname()[0] in listens_on
 
 
 def test_who_does_not_come_is_named():

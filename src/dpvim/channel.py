@@ -7,6 +7,7 @@ not encrypted (docs/processes.md).
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 import struct
@@ -130,13 +131,19 @@ class Channel:
 
 
 def listening(host: str) -> socket.socket:
-    """A socket on a free port of the address that the others know, or where that is not one of the
-    machine's own of all its addresses."""
-    try:
-        family = socket.getaddrinfo(host, 0)[0][0]
-        return socket.create_server((host, 0), family=family)
-    except OSError:
-        return socket.create_server(("", 0))
+    """A socket on a free port of the address that the others know.
+
+    On all addresses where that is not one of the machine's own, or is a name that stands for the
+    loopback here: to others it is another address (Debian's machines call themselves 127.0.1.1).
+    """
+    with contextlib.suppress(OSError):
+        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        is_known = host in ("localhost", address[0])
+        if is_known or not ipaddress.ip_address(address[0]).is_loopback:
+            return socket.create_server(address, family=family)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
 
 
 def accept(server: socket.socket, key: bytes, count: int, seconds: float) -> list[Any]:

@@ -139,6 +139,25 @@ def test_blocks_are_independent_of_each_other():
     assert (tril[np.tril(block[:, None] == block)] != 0).all()
 
 
+def test_full_rank_has_the_derivative_that_jax_finds_by_itself():
+    """Its diagonal brings a derivative of its own."""
+    made = full_rank(5)
+    params, eta = random_params(made), some_eta(made)
+    weights = jnp.arange(1.0, 6.0)
+
+    def by_jax(params):
+        diagonal = jax.nn.softplus(jnp.diagonal(params.raw_tril))
+        tril = jnp.tril(params.raw_tril, -1) + jnp.diag(diagonal)
+        return weights @ (params.loc + tril @ eta)
+
+    def ours(params):
+        return weights @ made.reparametrise(params, eta)
+
+    assert ours(params) == by_jax(params)
+    for found, wanted in zip(jax.grad(ours)(params), jax.grad(by_jax)(params), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_a_low_rank_family_has_numpyros_default_rank():
     assert low_rank(100).options == {"rank": 10}
     assert family("low_rank", rank=3).make(7).options == {"rank": 3}

@@ -21,7 +21,7 @@ from nasty_rows import (
     total,
 )
 
-from dpvim.privacy.clipping import clip_factors, clipped_sum, scales_of
+from dpvim.privacy.clipping import _squared_norms, clip_factors, clipped_sum, scales_of
 from dpvim.privacy.lattice import Lattice
 from dpvim.privacy.norm_counts import COUNT_SHARE, NORM_BIN_ENDS, NUM_NORM_BINS
 from dpvim.types import Whitening
@@ -149,3 +149,14 @@ def test_a_record_is_in_one_bin_and_its_share_has_at_most_the_bound(norm):
 def test_whitening_needs_a_sum_that_knows_it():
     with pytest.raises(TypeError, match="cannot whiten"):
         scales_of(Whitening(jnp.eye(2)))
+
+
+@pytest.mark.parametrize(
+    "shape", [(0, 5), (300, 96), (352, 96), (1024, 96), (2000, 96), (3, 20_000)]
+)
+def test_norms_in_blocks_are_those_of_whole_sums(shape):
+    rows = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    whole = jax.jit(lambda rows: jnp.sum(rows * rows, axis=1))(rows)
+    np.testing.assert_array_equal(jax.jit(_squared_norms)(rows), whole)
+    several = jax.jit(jax.vmap(_squared_norms))(np.stack([rows, rows]))
+    np.testing.assert_array_equal(several, jnp.stack([whole, whole]))

@@ -51,6 +51,9 @@ Tree = TypeVar("Tree")
 # Components are clamped before squaring; 1e25 squared is infinite in single precision. Squares
 # that underflow (components below 1e-19) hide far less than any clip norm's margin.
 _LARGEST_COMPONENT = 1e15
+# XLA's library of small operations shares a sum of more numbers among threads. For a few times as
+# many that takes longer than the sum itself.
+_NUMBERS_ALONE, _MOST_BLOCKS = 2**15, 4
 # The two parts of a share with a count: squares that add up to one.
 _GRADIENT_PART, _COUNT_PART = math.sqrt(1 - COUNT_SHARE), math.sqrt(COUNT_SHARE)
 
@@ -124,7 +127,7 @@ def clipped_sum(
         return jnp.where(jnp.isfinite(rows), clamp(weighted), jnp.nan)
 
     rows = materialize(weighted_rows, is_padding)
-    factors = clip_factors(jnp.sqrt(jnp.sum(rows * rows, axis=1)), is_padding, bound)
+    factors = clip_factors(jnp.sqrt(_squared_norms(rows)), is_padding, bound)
     total = exact_sum(factors, jnp.where((factors > 0)[:, None], rows, 0.0), bound)
     return unscaled(total, scale)
 
@@ -156,6 +159,16 @@ def _sum_and_counts(
     counts = jnp.sum(in_bin, axis=0, dtype=jnp.int32)
     with jax.enable_x64(True):
         return jnp.concatenate([total, counts.astype(jnp.float64) * (_COUNT_PART * bound)])
+
+
+def _squared_norms(rows: Float[Array, "batch d"]) -> Float[Array, " batch"]:
+    """Of small batches in blocks of rows, which are not shared among threads: the same numbers."""
+    count = -(-rows.size // _NUMBERS_ALONE)
+    if not 1 < count <= _MOST_BLOCKS:
+        return jnp.sum(rows * rows, axis=1)
+    size = -(-len(rows) // count)
+    blocks = [rows[first : first + size] for first in range(0, len(rows), size)]
+    return jnp.concatenate([jnp.sum(each * each, axis=1) for each in blocks])
 
 
 def _whiten(
