@@ -26,9 +26,10 @@ Settings of NAPSU-MQ, those of the authors for Adult: full marginals of the pair
 the caller names (a regression's outcome with each of its predictors), and of those that join the
 other columns to them, selected as in MST; in 64 bits, a Laplace approximation with up to 6000
 iterations, then NUTS, which begins there: one chain of 500 draws after 500, for 4 of 2000 after 800
-take hours. `napsu-mq-laplace` stops before NUTS. `napsu-mq-tree` counts a whole selected tree of
-columns beside the pairs that are named: joined columns alone leave out pairs of predictors, which
-the authors add by hand. Each table is from a draw of the posterior of its own.
+would take three quarters of an hour on `fair`, the smallest table. `napsu-mq-laplace` stops before
+NUTS. `napsu-mq-tree` counts a whole selected tree of columns beside the pairs that are named:
+joined columns alone leave out pairs of predictors, which the authors add by hand. Each table is
+from a draw of the posterior of its own.
 
 Two of its functions are replaced, without which it does not get there: JAX's BFGS, whose line
 search fails (on `fair`, from five starting points of five), by SciPy's; and the one that puts
