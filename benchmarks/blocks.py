@@ -63,7 +63,7 @@ def features(rng: np.random.Generator, dim: int, correlation: float = 0.0) -> np
 
 
 def outcomes(rng: np.random.Generator, predictor: np.ndarray) -> np.ndarray:
-    return (rng.random(NUM_ROWS) < special.expit(predictor)).astype(np.float32)
+    return (rng.random(len(predictor)) < special.expit(predictor)).astype(np.float32)
 
 
 def laplace_sd(X: np.ndarray, truth: np.ndarray) -> np.ndarray:
