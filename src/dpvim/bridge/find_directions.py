@@ -79,7 +79,7 @@ def find_directions(
 
 
 class _Found(NamedTuple):
-    """What gradients span at all places, None if they do not tell, and how much of it at one."""
+    """The span of gradients at all places, None if they do not tell, and its size at one."""
 
     directions: Float[np.ndarray, "r d"] | None
     at_a_place: int

@@ -89,7 +89,7 @@ def scores_of(
 def _scores_of_levels(
     grid: Grid, groups: Groups, sizes: Float[np.ndarray, " groups"]
 ) -> tuple[Scores, ...]:
-    """Whether a record has a level, for all levels but the most frequent, which follows."""
+    """Scores of all levels but the most frequent, which follows: whether a record has them."""
     missing = _are_missing(grid, groups)
     shares = np.where(missing, 0.0, np.maximum(sizes, 0.0))
     if not shares.sum() > 0:
